@@ -173,8 +173,8 @@ class JobTraining:
             if self._gives_up:
                 run.close()
                 return
-            self._save(run, latest=True)
-            is_done = run.step - journal.progress.first_step >= len(store)
+            is_latest = self._saved_at_end(run)
+            is_done = is_latest and run.step - journal.progress.first_step >= len(store)
             run.close()
         if is_done:
             journal.add(state=ENDED, why="", durable=True)
@@ -230,10 +230,25 @@ class JobTraining:
         """Seconds between two states on disk; the latest took so long."""
         return max(SAVE_S if self._shared() is None else SHARED_SAVE_S, RARE * took_s)
 
-    def _save(self, run: "Run", *, latest: bool) -> None:
+    def _saved_at_end(self, run: "Run") -> bool:
+        """Save the state; whether it is the latest. Who tells it to end waits for no device that is
+        lost: what the training could have gone back to is kept.
+        """
+        try:
+            self._save(run, latest=True, patience_s=0.0 if self._stopping.is_set() else None)
+        except PotluckError:
+            kept = run.protection
+            if not self._stopping.is_set() or kept is None:
+                raise
+            if kept.snapshot.step > self.journal.progress.saved[1]:
+                self._save(run, latest=False)
+            return False
+        return True
+
+    def _save(self, run: "Run", *, latest: bool, patience_s: float | None = None) -> None:
         """The state to the file that does not have the latest one."""
         name = SAVED[self.journal.progress.saved[0] == SAVED[0]]
-        step = run.save(self._folder / name, latest=latest)
+        step = run.save(self._folder / name, latest=latest, patience_s=patience_s)
         if step <= self.journal.progress.step:
             self.journal.add(saved=name, at=step, durable=True)
 

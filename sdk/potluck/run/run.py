@@ -730,7 +730,9 @@ class Run(Watched):
                 next_step="Load them into a module of the kind that the model was made from.",
             )
 
-    def save(self, path: str | Path, *, latest: bool = True) -> int:
+    def save(
+        self, path: str | Path, *, latest: bool = True, patience_s: float | None = None
+    ) -> int:
         """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan,
         resume=path)` goes on.
 
@@ -743,6 +745,8 @@ class Run(Watched):
         latest
             Of a training that is protected, False writes what it could go back to: no device is
             asked, and no step waits.
+        patience_s
+            Wait no longer for devices that are lost; default: as long as the run does.
 
         Returns
         -------
@@ -754,7 +758,7 @@ class Run(Watched):
         FileError
             It cannot be written; nothing is left behind.
         """
-        saved = checkpoint_of(self._engine, latest=latest)
+        saved = checkpoint_of(self._engine, latest=latest, patience_s=patience_s)
         checkpoint.save(Path(path), saved)
         return saved.step
 

@@ -1,5 +1,7 @@
 """A run as one file's worth: what it needs to go on as if nothing had happened."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from potluck.run.engine import RunEngine
 
 
-def checkpoint_of(engine: "RunEngine", *, latest: bool) -> Checkpoint:
+def checkpoint_of(
+    engine: "RunEngine", *, latest: bool, patience_s: float | None = None
+) -> Checkpoint:
     """The state of now; where the run has ended, or the `latest` is not asked for, that which it
     goes back to where a device is lost.
 
@@ -26,13 +30,15 @@ def checkpoint_of(engine: "RunEngine", *, latest: bool) -> Checkpoint:
         Of a training.
     latest
         Ask the devices.
+    patience_s
+        Wait no longer for one that is lost; default: as long as the run does.
     """
     kept, positions = engine.protection, engine.positions
     if kept is not None and (engine.failed is not None or not latest):
         state = kept.snapshot
     else:
         engine.check(training=True)
-        with engine.boundary():
+        with engine.boundary(), _patient(engine, patience_s):
             state = surviving(engine, engine.state.snapshot)
             positions = engine.positions
     compiled_plan, source = engine.compiled_plan, engine.source
@@ -48,6 +54,16 @@ def checkpoint_of(engine: "RunEngine", *, latest: bool) -> Checkpoint:
         position=positions.get(state.step),
         schedule=source.place if source is not None else None,
     )
+
+
+@contextmanager
+def _patient(engine: "RunEngine", patience_s: float | None) -> Iterator[None]:
+    before = engine.patience_s
+    engine.patience_s = before if patience_s is None else min(before, patience_s)
+    try:
+        yield
+    finally:
+        engine.patience_s = before
 
 
 def position_of(engine: "RunEngine", *, under_way: bool) -> Position:

@@ -12,11 +12,29 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.coordinator.coordinator import Coordinator
-from potluck.coordinator.job import BATCHES, COMING, JOB, JOURNAL, MODEL, SAVED, START
+from potluck.coordinator.job import (
+    BATCHES,
+    COMING,
+    JOB,
+    JOURNAL,
+    MAX_PATIENCE_S,
+    MODEL,
+    SAVED,
+    START,
+)
 from potluck.coordinator.job_writer import pack
-from potluck.coordinator.journal import ENDED, FAILED, FORMAT, STOPPED, Journal, progress_of
+from potluck.coordinator.journal import (
+    ENDED,
+    FAILED,
+    FORMAT,
+    STOPPED,
+    TRAINING,
+    Journal,
+    progress_of,
+)
 from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
+from potluck.testing.faults import link_of, memory_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -112,6 +130,39 @@ def test_closed_it_is_gone_on_with_by_the_next(tmp_path, case):
     one.close()
     other = coordinator(tmp_path)
     other.go_on()
+    until(lambda: not other.under_way)
+    check(tmp_path, case)
+    other.close()
+
+
+@pytest.mark.parametrize("ends", ["stop", "close"])
+def test_told_to_end_it_waits_for_no_device_that_is_gone(tmp_path, case, ends):
+    """However patient the job is: the process that trains it is to end, or its user waits."""
+    handed_over(tmp_path / "job", case, patience_s=MAX_PATIENCE_S)
+    homes = []
+
+    def opened():
+        homes.append(memory_home(2))
+        link_of(homes[0]).watch(lost)
+        return homes[0]
+
+    def lost(event, actions):
+        while one.progress("job").losses and gone < {A, B}:
+            gone.add(name := min({A, B} - gone))
+            memory_of(homes[0]).kill(name)
+
+    one, gone = Coordinator(tmp_path, opened), set()
+    one.admit("job")
+    one.start("job")
+    until(lambda: gone == {A, B})
+    {"stop": lambda: one.stop("job"), "close": one.close}[ends]()
+    until(lambda: not one.under_way)
+    one.close()
+    progress = progress_of(tmp_path / "job" / JOURNAL)
+    assert progress.state == {"stop": STOPPED, "close": TRAINING}[ends], progress.why
+    assert progress.losses
+    other = coordinator(tmp_path)  # where all are there again
+    other.start("job")
     until(lambda: not other.under_way)
     check(tmp_path, case)
     other.close()

@@ -284,10 +284,14 @@ def test_nobody_waits_for_an_answer_of_a_link_that_is_closed(monkeypatch, is_lat
     if is_late:  # by another thread, at the worst moment
         monkeypatch.setattr(link, "_check", checked)
     asked = OpenSession(device="a", address=Address(host="127.0.0.1", port=9), key=public.decode())
-    with pytest.raises(HomeError, match="this home is closed"):
+
+    def answered():
         try:
             answer = link.ask(asked)
         finally:
             link.close()
-        answer.result(PATIENCE_S)
+        return answer.result(PATIENCE_S)
+
+    with pytest.raises(HomeError, match="this home is closed"):
+        answered()
     assert link.n_unanswered == 0
