@@ -519,7 +519,9 @@ def improve(
                 if pool.knows(other) or not pool.may_beat(other, reached):
                     continue
                 tries += 1
-                ours = score_flat_too(pool, replace(other, planner="potluck"))  # whoever made it
+                ours = score_flat_too(
+                    pool, replace(other, planner="potluck"), current
+                )  # whoever made it
                 if pool.score(ours) < reached * (1 - 1e-4):
                     better = ours
                     break

@@ -18,7 +18,14 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ALL_SUBSETS, classes_of
 from potluck.planning.building_blocks.row_levels import allocate_by_level
 from potluck.planning.building_blocks.stages import make_stage
-from potluck.planning.search.local_search import at_edges, fits, floor_s, near, with_depths
+from potluck.planning.search.local_search import (
+    at_edges,
+    fits,
+    floor_s,
+    keeping_less,
+    near,
+    with_depths,
+)
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
 
@@ -42,7 +49,7 @@ class Places:
         self.table, self.problem = table, table.problem
         self.ends = flows.chain_ends(table.problem)
         self._groups: dict[int, list[Group]] = {}
-        self._stages: dict[tuple[Span, int], Stage | None] = {}
+        self._stages: dict[tuple[Span, int, bool], Stage | None] = {}
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {
@@ -89,7 +96,13 @@ class Places:
             planner="potluck",
             model=problem.model,
             stages=(
-                Stage(start=0, stop=len(problem.layers), devices=("any",), shares=(micro_batch,)),
+                Stage(
+                    start=0,
+                    stop=len(problem.layers),
+                    devices=("any",),
+                    shares=(micro_batch,),
+                    recompute=self.table.recomputes,
+                ),
             ),
             micro_batch=micro_batch,
             n_micro_batches=problem.workload.batch // micro_batch,
@@ -251,16 +264,21 @@ class Places:
                 yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
         for p, q in ((p, q) for p in range(n_stages) for q in range(n_stages) if p != q):
             yield from self._exchanged(stages, p, q)
+        names = [device.name for device in self.problem.devices]
         for p, stage in enumerate(stages):
-            for wider in self._widened(stage, [device.name for device in self.problem.devices]):
+            for wider in self._widened(stage, names):
                 yield [*stages[:p], wider, *stages[p + 1 :]]
         for p, stage in enumerate(stages):
             for cut in self._cuts(stage):
-                for group in groups:
-                    first, second = (stage.start, cut), (cut, stage.stop)
-                    yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
-                    yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
-        names = [device.name for device in self.problem.devices]
+                halves = replace(stage, stop=cut), replace(stage, start=cut)
+                for q, half in enumerate(halves):
+                    others = chain(
+                        ((half.start, half.stop, group) for group in groups),
+                        self._widened(half, names),
+                    )
+                    for other in others:
+                        pair = (other, halves[1]) if q == 0 else (halves[0], other)
+                        yield [*stages[:p], *pair, *stages[p + 1 :]]
         both = product(self._parallel, permutations(names, 2))
         for (chain_a, chain_b), (one, other) in islice(both, MAX_PARALLEL):
             yield _overlaid(_overlaid(stages, (*chain_a, (one,))), (*chain_b, (other,)))
@@ -318,22 +336,29 @@ class Places:
         )
 
     def _made(self, plan: Plan, spans: Sequence[Stage | Span]) -> Plan | None:
-        """`plan` with these stages; None where they do not fit."""
-        stages = [
-            span if isinstance(span, Stage) else self._stage(span, plan.micro_batch)
-            for span in spans
-        ]
-        known = [stage for stage in stages if stage is not None]
-        if len(known) < len(stages):
-            return None
+        """`plan` with these stages, which recompute as those of `plan` with their first layers, or
+        where memory asks for it; None where they do not fit.
+        """
+        known = list[Stage]()
+        for span in spans:
+            stage = span if isinstance(span, Stage) else self._stage(span, plan)
+            if stage is None:
+                return None
+            known.append(stage)
         deep = with_depths(self.table, known)
+        if self.table.recomputes:
+            deep = keeping_less(self.table, deep, self.table.budgets)
         return replace(plan, stages=deep) if fits(self.table, plan, deep) else None
 
-    def _stage(self, span: Span, micro_batch: int) -> Stage | None:
-        if (span, micro_batch) not in self._stages:
-            made = make_stage(self.table, *span, micro_batch, 1, allocate_by_level)
-            self._stages[span, micro_batch] = made and made[0]
-        return self._stages[span, micro_batch]
+    def _stage(self, span: Span, plan: Plan) -> Stage | None:
+        again = any(
+            stage.recompute and stage.start <= span[0] < stage.stop for stage in plan.stages
+        )
+        key = span, plan.micro_batch, again
+        if key not in self._stages:
+            made = make_stage(self.table.of(again), *span, plan.micro_batch, 1, allocate_by_level)
+            self._stages[key] = made and made[0]
+        return self._stages[key]
 
 
 def _halves(group: Group) -> Iterator[tuple[Group, Group]]:

@@ -50,7 +50,7 @@ def _fitting(
     """Those that memory holds by the closed form, and that end; each once."""
     seen, limits = {plan.stages}, _limits(table, plan)
     for other in changed:
-        stages = _keeping_less(table, plan, other, limits) if table.recomputes else other
+        stages = keeping_less(table, other, limits) if table.recomputes else other
         if stages in seen or not terminates(table, plan, stages):
             continue
         if fits(table, plan, stages, limits=limits):
@@ -229,10 +229,20 @@ def _limits(table: cost.CostTable, plan: Plan) -> dict[str, int]:
     return {name: max(nbytes, needed.get(name, 0)) for name, nbytes in table.budgets.items()}
 
 
-def _keeping_less(
-    table: cost.CostTable, plan: Plan, stages: tuple[Stage, ...], limits: Mapping[str, int]
+def keeping_less(
+    table: cost.CostTable, stages: tuple[Stage, ...], limits: Mapping[str, int]
 ) -> tuple[Stage, ...]:
-    """The stages, those of devices that do not hold all of theirs recomputing."""
+    """The stages, those of devices that do not hold all of theirs recomputing.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    stages
+        Of a plan.
+    limits
+        Bytes that devices may need.
+    """
     needed = footprint.plan_bytes(table, stages)
     full = {name for name, nbytes in needed.items() if nbytes > limits[name]}
     return tuple(

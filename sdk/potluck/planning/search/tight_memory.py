@@ -10,7 +10,7 @@ from math import inf
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.local_search import moved, smaller
+from potluck.planning.search.local_search import moved, smaller, terminates
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import flows
 
@@ -121,9 +121,9 @@ def squeeze(pool: CandidatePool, plan: Plan) -> Iterator[None]:
             yield
 
 
-def score_flat_too(pool: CandidatePool, plan: Plan) -> Plan:
+def score_flat_too(pool: CandidatePool, plan: Plan, held: Plan | None = None) -> Plan:
     """The plan, simulated; or where memory does not hold it, and the search takes memory to be more
-    than it is, the same with one micro-batch after the other.
+    than it is, the same no deeper than another, or with one micro-batch after the other.
 
     Parameters
     ----------
@@ -131,11 +131,21 @@ def score_flat_too(pool: CandidatePool, plan: Plan) -> Plan:
         Where plans are simulated and kept.
     plan
         To be simulated.
+    held
+        One next to it, that memory holds.
     """
     if pool.score(plan) < inf or not plan.training or pool.budgets is pool.table.budgets:
         return plan
-    flat = replace(plan, stages=tuple(replace(stage, warm_up=1) for stage in plan.stages))
-    return flat if pool.score(flat) < inf else plan
+    stages = (held or plan).stages
+    depths = [stage.warm_up for stage in stages for _ in range(stage.start, stage.stop)]
+    for most in (depths, [1] * len(depths)):
+        stages = tuple(
+            replace(stage, warm_up=min(stage.warm_up, most[stage.start])) for stage in plan.stages
+        )
+        less = replace(plan, stages=stages)
+        if terminates(pool.table, less, stages) and pool.score(less) < inf:
+            return less
+    return plan
 
 
 def parted(problem: Problem, plan: Plan) -> Iterator[Plan]:
