@@ -97,7 +97,7 @@ def shower(directory):
         process.communicate()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_times", [1, 2, 3])
 def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_before(
     tmp_path, n_times
@@ -112,7 +112,7 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 assert "paired with bob" in output
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 @pytest.mark.parametrize("port", ["0", "28000"])
 def test_an_address_that_is_not_this_device_s_is_named(tmp_path, host, port):
@@ -148,7 +148,7 @@ def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
 # --- starting and ending --------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "offset",
     [limits.CONTROL_OFFSET, limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET],
@@ -189,6 +189,7 @@ def test_two_agents_cannot_share_a_state_directory(tmp_path):
     assert "--state" in answer.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, number):
@@ -207,6 +208,7 @@ def heard():
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_good_order(tmp_path, number, heard):

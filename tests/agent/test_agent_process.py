@@ -75,6 +75,7 @@ NETWORK = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("who", OUTSIDERS)
 def test_a_stranger_gets_nothing_whatever_it_says(jetson, who):
     with ExitStack() as stack:
@@ -273,6 +274,7 @@ def test_failures_in_the_worker_are_named_and_the_agent_lives(jetson, ada):
     assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL])

@@ -160,7 +160,7 @@ def test_whatever_is_in_a_recording_is_told_or_an_error_in_one_line(tmp_path, se
     assert tell(path)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 4_000, 500))
 def test_many_spoiled_recordings(tmp_path, first, record_property):
     path, n_broken = tmp_path / "f", 0

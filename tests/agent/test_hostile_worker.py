@@ -80,7 +80,7 @@ def outcome(ada):
             ada.say(Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True))
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("row", DOES)
 def test_the_agent_outlives_its_worker(jetson, file, row):
     file.write_text(row)

@@ -239,7 +239,7 @@ def test_what_start_would_refuse_or_a_unit_would_take_for_a_line_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.few(36)
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("platform", "system"), BOTH)
 @pytest.mark.parametrize("option", ["--state", "--name", "--log-file", "--record"])
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_one_that_starts_against_a_rule_says_so_at_once(tmp_path):
         assert facts["rules"] == ["only on mains"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
     with agent(tmp_path, *TRUST) as running, RawPeer(running.port, running.key, ADA) as peer:
@@ -101,6 +102,7 @@ def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
         assert running.process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("again", [True, False])
 def test_told_twice_or_too_late_it_ends_all_the_same(tmp_path, again):
     drain = "300" if again else "0.5"

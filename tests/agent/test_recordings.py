@@ -74,6 +74,7 @@ def recorded(tmp_path_factory):
     return path, (code, token, bob.secret, keys.identity(directory / "state").secret)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, seed):
@@ -232,6 +233,7 @@ def test_every_changed_byte_of_an_entry_is_said(tmp_path):
             list(record_file.read(path))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -128,6 +128,7 @@ def test_a_person_is_told_all_that_at_the_start(tmp_path):
 # --- status ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_status_is_that_of_the_moment(tmp_path):
     with agent(tmp_path, *TRUST, "--memory", "1GiB") as running:
         output = running.command("status")

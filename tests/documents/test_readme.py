@@ -173,7 +173,7 @@ def light(words):
     return done.stdout
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
 def test_planning_examples_plan_for_several_devices_with_the_light_install(command):
     """As documents; what a table of plans looks like is tested where that is made."""

@@ -60,6 +60,7 @@ def executed(tmp_path_factory):
     return execute("01_first_home.ipynb", tmp_path_factory.mktemp("kernels"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_valid_and_what_they_show_lasts_and_is_small(path):
     """As `sdk/docs/notebooks.py` keeps it: of this machine nothing, of widgets nothing."""
@@ -84,6 +85,7 @@ def test_the_first_home_learns_and_names_the_flower(executed):
     assert float(text.split("whole model on one machine: ")[1].split()[0]) < 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_step_shows_itself_as_html(executed):
     shown = "\n".join(text_of(cell) for cell in executed.cells)

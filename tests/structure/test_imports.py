@@ -54,6 +54,7 @@ def loaded_by(*names):
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -76,6 +77,7 @@ def test_a_pure_package_leaves_the_world_out(name):
     assert loaded & WORLD == set()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "names",
     [

@@ -6,12 +6,14 @@ from tests.structure import lint
 MODULES = list(lint.modules())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", lint.RULES, ids=lambda rule: rule.__name__)
 def test_shipped_code_keeps(rule):
     assert len(MODULES) > 20
     assert [broken for path, source in MODULES for broken in rule(path, source)] == []
 
 
+@pytest.mark.long
 def test_tests_assign_names_one_by_one():
     sources = {str(path): path.read_text() for path in (lint.ROOT / "tests").rglob("*.py")}
     assert len(sources) > 20

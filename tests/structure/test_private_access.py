@@ -13,6 +13,7 @@ TESTS = {  # but this one, which plants them
 }
 
 
+@pytest.mark.long
 def test_no_test_reaches_into_a_private_attribute():
     assert len(TESTS) > 100
     assert [

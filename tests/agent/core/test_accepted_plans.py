@@ -49,6 +49,7 @@ LARGE = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", LARGE)
 def test_a_plan_that_its_worker_could_not_be_told_is_refused_when_it_is_prepared(case):
     (answer,) = Talk().begin().receive(Prepare(run="r", epoch=1), *plan(*LARGE[case]))

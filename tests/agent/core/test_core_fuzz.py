@@ -18,6 +18,7 @@ N_SEQUENCES, N_LONG = 1_500, 50_000
 WORKERS = {"honest": False, "hostile": True}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_nothing_that_is_said_breaks_the_core(worker, record_property):
     storm(

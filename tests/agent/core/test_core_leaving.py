@@ -142,6 +142,7 @@ def test_a_long_reason_fits_into_what_is_said():
     assert [len(message.reason.encode()) <= MAX_STR_BYTES for message in messages] == [True]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hostile", [False, True])
 def test_whatever_goes_on_it_has_left_in_time(hostile):
     """At any moment of any conversation, and nothing is left behind."""

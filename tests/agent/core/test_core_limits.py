@@ -134,6 +134,7 @@ def aborted(talk, index):
     return answers
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("flood", FLOODS)
 def test_what_waits_behind_a_busy_worker_has_an_end(flood, monkeypatch):
     if flood in LONG:

@@ -106,6 +106,7 @@ HAPPENS = {
 }
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order(seed):
     """Another notebook stays all the time, so that the worker and its memory do."""

@@ -72,6 +72,7 @@ def differences(steps):
     return [step for step in steps if step.differs]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hostile", [False, True])
 def test_whatever_happened_happens_again(hostile):
     n_actions = 0

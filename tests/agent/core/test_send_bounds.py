@@ -97,6 +97,7 @@ def test_so_many_values_are_under_way_and_no_more(nbytes):
     assert left == list(range(n_values))
 
 
+@pytest.mark.long
 def test_values_that_begin_anew_are_no_more_under_way_than_before():
     out = outgoing()
     for i in range(2 * MAX_TRANSFERS):

@@ -36,6 +36,7 @@ OPEN = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", OPEN)
 @given(steps=ODD)
 def test_whatever_a_meter_says_joules_never_fall_and_never_exceed_what_can_be(kind, steps):

@@ -74,6 +74,7 @@ def taken_in_one_round(channel, n_messages, nbytes):
     return n_messages - router.n_left
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("channel", AT_ONCE)
 @pytest.mark.parametrize("nbytes", [0, MAX_BUFFER_BYTES])
 def test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is_cut(
@@ -126,6 +127,7 @@ PLANS = {  # of what a plan may have most
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("most", PLANS)
 def test_the_work_of_reading_a_plan_is_bounded_by_its_bytes(most):
     """In calls of functions, which are what takes time, and are the same on each machine."""

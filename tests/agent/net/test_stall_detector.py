@@ -92,6 +92,7 @@ def supervised(talk, n=12, **how):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
 
+@pytest.mark.few(1)
 @linux
 @pytest.mark.parametrize("with_orders", [True, False])
 def test_a_worker_that_is_stopped_over_its_work_is_ended(talk, with_orders):

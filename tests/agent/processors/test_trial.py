@@ -22,7 +22,7 @@ CUDA = TryProcessor(provider="cuda", memory_bytes=MEMORY_BYTES)
 # --- trials as they come --------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("backends", [("torch",), ("onnxruntime",), ()])
 def test_a_trial_of_threads_gives_a_rate_for_each_count(backends):
     trial = TryProcessor(threads=(1, 2, 3), memory_bytes=MEMORY_BYTES, backends=backends)
@@ -112,7 +112,7 @@ def taken_over(tmp_path, monkeypatch, does, instead=""):
     monkeypatch.setattr(launch, "PROGRAM", (str(program),))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("way", BAD)
 def test_a_trial_that_ends_badly_is_an_answer(tmp_path, monkeypatch, way):

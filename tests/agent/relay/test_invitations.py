@@ -91,6 +91,7 @@ SPOILED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", SPOILED.values(), ids=SPOILED)
 def test_a_file_that_is_no_invitation_is_named(state, text):
     path = state / "ada.json"

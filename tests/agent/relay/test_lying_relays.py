@@ -152,6 +152,7 @@ def test_what_it_asks_for_is_bounded(tmp_path, record_property):
     record_property("inputs", n_asked)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_bytes", [4000, 2**20])
 def test_a_message_of_very_many_frames_takes_bounded_memory(tmp_path, n_bytes, record_property):
     """Of 400 MiB, 280 stayed in the agent's memory."""
@@ -247,6 +248,7 @@ def spoken_over(jetson, port, begin):
 SPOILING = (flipped, repeated, dropped, shuffled)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("spoil", SPOILING, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("way", ["to the agent", "to the notebook"])
 def test_what_it_spoils_ends_a_connection_and_changes_no_message(

@@ -192,6 +192,7 @@ def test_who_is_paired_takes_no_more_places_than_there_are(way):
 # --- its owner ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_device_that_is_removed_is_cut_off_at_once(tmp_path):
     with (
         relay(tmp_path / "relay") as passing,

@@ -142,6 +142,7 @@ def place(tmp_path):
     return tmp_path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("without", KINDS)
 def test_what_the_bounds_say_holds(place, without):
     agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -59,6 +59,7 @@ def is_forked(link, path) -> bool:
     return link.pid in workers_of(path, os.getpid())
 
 
+@pytest.mark.long
 def test_it_says_of_itself_what_a_process_of_its_own_does(forked, alone, fork_server):
     assert is_forked(forked.link, fork_server)
     assert not is_forked(alone.link, fork_server)
@@ -114,6 +115,7 @@ def test_it_ends_with_its_agent_though_it_computes_and_reads_nothing(fork_server
     assert eventually(lambda: not psutil.pid_exists(int(done.stdout)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ends", ["SIGKILL", "SIGTERM"])
 def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
     path = tmp_path / "own" / "socket"

@@ -222,6 +222,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     key=st.sampled_from(

@@ -103,7 +103,7 @@ def trained_in_parts(graph):
         made.backward_weight("k")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("work", [profiled, trained, trained_in_parts])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_segment_that_is_gone_leaves_no_tensor_even_before_garbage_is_looked_for(name, work):
@@ -120,7 +120,7 @@ def test_a_segment_that_is_gone_leaves_no_tensor_even_before_garbage_is_looked_f
         gc.enable()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kept_bytes_are_those_that_autograd_keeps(name):
     made = TrainingSegment(graph_of(NETWORKS[name]))
@@ -167,6 +167,7 @@ def measure(document, rows=ROWS):
     return MeasureTask(task="t", kind="aten", rows=(rows,), repeats=1, train=True), [document]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [WIDE, CASES["cnn"]], ids=["wide", "cnn"])
 def test_a_worker_that_profiled_and_loaded_a_model_holds_nothing_of_it(worker, case):
     document = segment.dumps(graph_of(case))
@@ -203,6 +204,7 @@ TALL = segment.dumps(
 )
 
 
+@pytest.mark.long
 def test_a_step_of_adamw_needs_no_more_than_weights_gradients_and_moments():
     # one tensor; with two temporary ones of its size the worker would be out of memory
     weight_bytes = 48 * MIB

@@ -26,6 +26,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_the_least_number_by_minus_one_ends_no_process():
     ran = subprocess.run([sys.executable, "-c", DIVISIONS], capture_output=True, text=True)
     assert ran.stdout == "done\n", (ran.returncode, ran.stderr)

@@ -45,6 +45,7 @@ def theirs(name, own, settings):
     return getattr(torch.optim, kind.torch)(own.values(), **known)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("large", [False, True], ids=["whole", "in pieces"])
 @pytest.mark.parametrize("name", TORCHS)
 def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):

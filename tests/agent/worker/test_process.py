@@ -66,6 +66,7 @@ def either(request):
     yield from emptied(request.getfixturevalue(request.param))
 
 
+@pytest.mark.long
 def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
     assert worker.statement["backends"]["torch"] == torch.__version__
     assert "aten.linear.default" in worker.statement["operators"]

@@ -70,7 +70,7 @@ def trained(graph, recomputing, seed=7):
     return seen, state(made), torch.rand(3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [7, None], ids=["masks", "generator"])
 @pytest.mark.parametrize("name", CASES)
 def test_recomputing_changes_no_bit_of_what_is_learned(name, seed):
@@ -83,6 +83,7 @@ def test_recomputing_changes_no_bit_of_what_is_learned(name, seed):
         assert torch.equal(drawn, then)  # the generator of random numbers is where it was
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_forward_that_is_to_be_computed_again_keeps_its_inputs_alone(name):
     made = TrainingSegment(graph_of(NETWORKS[name]))

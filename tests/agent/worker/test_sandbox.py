@@ -58,6 +58,7 @@ def last_words(link):
     return link.exit_reason()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("number", "cause", "words"),
     [
@@ -159,6 +160,7 @@ def test_the_environment_holds_no_secret(monkeypatch):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_ready_worker_is_in_its_bounds(forks, tmp_path, monkeypatch):
     if forks is None:
@@ -254,6 +256,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["starting", "ready"])
 def test_killing_the_agent_leaves_no_worker_and_no_file(tmp_path, when):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -147,7 +147,7 @@ def trained(graph, way, inputs_of=None, seed=7):
     return [bits(x) for x in seen], {name: bits(x) for name, x in state(made).items()}
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", DOES)
 def test_two_parts_give_the_bits_of_the_whole(name, way):
@@ -155,7 +155,7 @@ def test_two_parts_give_the_bits_of_the_whole(name, way):
     assert trained(graph, way) == trained(graph, WHOLE)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", CASES)
 def test_two_parts_of_a_network_give_the_bits_of_the_whole(name, way):
@@ -175,6 +175,7 @@ def counted(work):
     return counter.get_total_flops()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["linear", "conv2d", "matmul", "low rank", "a residual"])
 def test_nothing_is_computed_twice(name):
     graph = graph_doing(name)

@@ -252,6 +252,7 @@ def test_what_was_not_seen_for_long_may_be_as_its_profile_says_and_ever_later():
     assert adapter.known.of(B) == 9.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))]
 )

@@ -47,7 +47,7 @@ def is_small(architecture):
     return len(called.operators) <= MAX_OPERATORS and not reads
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(SAMPLES))
 def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(number, home):
     pytest.importorskip("transformers")

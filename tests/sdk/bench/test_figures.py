@@ -190,6 +190,7 @@ IN_LONG = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in IN_LONG)) for name in BENCHES]

@@ -15,7 +15,7 @@ def evening(kind, seed):
     return fluctuations.drawn(kind, seed, SMALL)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", fluctuations.KINDS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ours_is_between_the_oracle_and_the_plan_that_stays(kind, seed):

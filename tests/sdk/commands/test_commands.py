@@ -302,7 +302,7 @@ def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, c
     assert output.count("\n") == 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("package", "arguments"),
     [

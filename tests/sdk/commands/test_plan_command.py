@@ -58,6 +58,7 @@ def test_a_device_is_added_as_those_are_connected_that_are_left_out(capsys):
     }
 
 
+@pytest.mark.long
 def test_explains_when_asked(capsys):
     out = output_of(capsys, *SMALL, "--train", "batch=8", "--explain")
     assert "Where the time goes" in out
@@ -141,6 +142,7 @@ def test_planning_ends_when_its_time_is_up(capsys):
     assert hasty["best"]["latency_s"] >= whole["best"]["latency_s"] * (1 - 1e-9)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

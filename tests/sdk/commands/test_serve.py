@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys):
     net = torch.nn.Linear(3, 2)

@@ -14,6 +14,7 @@ pytest.importorskip("ortools")
 NAMES = ("zb-h1", "zb-2p", "zb-compact")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("n", "m", "kept", "transfer_s", "best_s"),
     [(2, 3, 2, 0.0, 10.0), (3, 4, 3, 0.0, 14.0), (4, 6, 4, 0.0, 21.0), (3, 4, 3, 1.0, 22.0)],
@@ -28,6 +29,7 @@ def test_the_best_is_proved_and_a_policy_finds_it(n, m, kept, transfer_s, best_s
     assert min(makespan_s(ZERO_BUBBLE[name](times, m), times) for name in NAMES) == best_s
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_policy_is_near_the_best_there_is_at_random_times(seed):
     rng = random.Random(seed)

@@ -225,6 +225,7 @@ def test_priorities_alone_are_taken_where_turns_would_wait_for_more_than_they_sa
     assert chosen == {"turns", "as they come", "priorities"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_the_order_is_within_two_percent_of_the_best(training):
     pytest.importorskip("ortools")

@@ -59,7 +59,7 @@ def draws(n):
     return [*few, *(pytest.param(*each, marks=pytest.mark.long) for each in more)]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "how", "is_back"), draws(N_MOMENTS))
 def test_who_acts_is_killed_while_a_training_is_looked_at_and_taken_back(
     home, case, tmp_path, number, how, is_back

@@ -121,6 +121,7 @@ def spoiled(tensors, rng):
 N_SPOILED = 750
 
 
+@pytest.mark.long
 def test_an_order_that_does_not_hold_is_refused_before_anybody_trains(tmp_path, record_property):
     record_property("inputs", N_SPOILED)
     rng = random.Random(0)
@@ -158,7 +159,7 @@ def is_sound(folder, number):
     return True
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_batch_that_cannot_be_read_is_named_and_no_other(tmp_path, seed):
     """Places and rows at random: who reads all batches, one by one, finds the same."""

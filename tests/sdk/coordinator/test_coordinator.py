@@ -89,6 +89,7 @@ def check(folder, case, n_before=3):
         assert torch.equal(tensor, case.weights[name])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protect", [None, 2, False])
 def test_it_learns_what_the_notebook_would_have(tmp_path, case, protect):
     handed_over(tmp_path / "job", case, protect=protect)
@@ -103,7 +104,7 @@ def test_it_learns_what_the_notebook_would_have(tmp_path, case, protect):
         one.start("job")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_done", [0, 1, 4])
 def test_told_to_stop_it_goes_on_later_where_it_was(tmp_path, case, n_done):
     handed_over(tmp_path / "job", case)
@@ -168,6 +169,7 @@ def test_told_to_end_it_waits_for_no_device_that_is_gone(tmp_path, case, ends):
     other.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_kept", [1, 5, 9])
 def test_killed_it_goes_back_to_what_was_on_disk(tmp_path, case, n_kept):
     """As if the power had failed after some steps were written down, and before a state was."""
@@ -293,6 +295,7 @@ SPOILED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", SPOILED)
 def test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others(tmp_path, case, how):
     for name in ("job", "spoiled"):

@@ -128,6 +128,7 @@ def _line(process):
         return []
 
 
+@pytest.mark.long
 def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
     code = textwrap.dedent(NOTEBOOK).format(epochs=EPOCHS)
     line = [sys.executable, "-c", code, str(state)]
@@ -203,6 +204,7 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_what_cannot_be_detached_or_attached_says_so(state, tmp_path):
     with pytest.raises(HomeError, match="nothing was handed over on this computer"):
         potluck.Home.attach(state=state)

@@ -119,6 +119,7 @@ def test_arrays_are_given_by_the_names_of_arguments(tmp_path, case):
     assert json.loads((packed / FILES).read_text()) == json.loads((case.packed / FILES).read_text())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_done", [0, 1, 5, 9])
 def test_a_fit_that_is_under_way_is_handed_over_from_where_it_is(home, tmp_path, case, n_done):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()

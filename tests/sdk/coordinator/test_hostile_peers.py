@@ -61,6 +61,7 @@ def say(server, who, **about):
     return server.answer([b"", json.dumps(about).encode(), b""], who)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["files", "file", "pull"])
 def test_a_notebook_that_has_not_joined_copies_nothing(calm, what):
     for keys, why in (

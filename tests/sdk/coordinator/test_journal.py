@@ -52,6 +52,7 @@ def snapshot(progress):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_anywhere_it_tells_what_was_whole_and_goes_on(tmp_path, seed):
     path = tmp_path / "journal"

@@ -157,6 +157,7 @@ def test_without_a_kill_it_ends_and_both_have_all(home):
     until(lambda: all(home.progress(name).state == ENDED for name in "AB"))
 
 
+@pytest.mark.long
 @sample(500, "takeover")
 def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
     training = home.shared()
@@ -178,7 +179,7 @@ def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.ends(back="A")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @sample(200, "copying")
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_killed_while_it_is_copied_whoever_it_was_comes_back(home, moment, name):

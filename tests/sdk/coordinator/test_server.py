@@ -305,6 +305,7 @@ ODD_JOBS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", ODD_JOBS.values(), ids=[*ODD_JOBS])
 def test_an_odd_job_of_a_guest_is_refused_in_words_and_leaves_nothing(
     tmp_path, packed, serving, change

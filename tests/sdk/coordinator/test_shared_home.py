@@ -91,6 +91,7 @@ def holder(state):
         process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_home_is_taken_over_and_its_training_goes_on_as_if_nothing_had_happened(state, holder):
     process = holder()
@@ -168,6 +169,7 @@ def test_who_is_stopped_does_not_answer_and_goes_on_afterwards(state, holder, mo
     assert len(json.loads(process.stdout.readline())) == EPOCHS * 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_process_looks_without_being_offered_a_window(state, holder):
     process = holder()

@@ -297,6 +297,7 @@ def check_every_near_one(n_coordinators, n_devices, most):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n_coordinators", "n_devices"), [(2, 2), (3, 3)])
 def test_near_worlds_whatever_the_order_nothing_told_is_lost_and_never_two_act(
     n_coordinators, n_devices
@@ -437,6 +438,7 @@ def made_up(rng, machine):
     )
 
 
+@pytest.mark.long
 def test_whatever_is_made_up_all_that_is_asked_of_devices_can_be_said(record_property):
     """One record that a device made up and another key do not make one that no message holds."""
     n_sequences, n_acted = 600, 0

@@ -18,6 +18,7 @@ def made(net, loss=F.cross_entropy, target=CLASSES):
     return Model.from_torch(net, X, loss=loss, example_targets=target)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d])
 def test_a_norm_that_averages_over_all_batches_is_named(norm):
     shape = (8,) if norm is nn.BatchNorm1d else (8, 1, 1)
@@ -33,7 +34,7 @@ def test_a_norm_that_averages_over_all_batches_is_named(norm):
     assert made(net).trains  # frozen, it keeps its statistics
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -82,6 +83,7 @@ WEIGHT = nn.Parameter(torch.eye(4))
 TENSOR = torch.eye(4, requires_grad=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("stranger", "loss"),
     [
@@ -120,6 +122,7 @@ def hooked_weight(name):
     return net
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "where"),
     [

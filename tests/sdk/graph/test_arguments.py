@@ -206,7 +206,7 @@ def answer(model, *given, **named):
     return loaded(model.segment(0, len(model.layers()))[1], model.state()).forward(inputs)[0]
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("net", [Three, ByName, ByPlace, Loose, Anything])
 @pytest.mark.parametrize("order", list(itertools.permutations(X)), ids=" ".join)
 def test_an_example_and_a_request_by_name_are_what_the_module_makes_of_them(net, order):

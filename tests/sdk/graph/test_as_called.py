@@ -58,6 +58,7 @@ def of_this_call(h):
     return largest(h) if torch.compiler.is_compiling() else 2 * largest(h)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [in_inference_mode, behind_a_hook_of_its_node, of_changed_memory])
 def test_other_gradients_are_refused(made):
     with pytest.raises(ModelError, match=r"other gradients when it is called.*detach\(\)"):
@@ -79,6 +80,7 @@ def test_other_answers_are_refused():
         Model.from_torch(Scaled(of_this_call), X)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [without_gradient, lambda h: largest(h).detach()])
 def test_the_same_gradients_are_taken(made):
     net = nn.Sequential(Scaled(made), nn.Dropout(0.5))
@@ -128,6 +130,7 @@ def test_an_infinite_value_spoils_no_more_than_with_torch():
     assert Model.from_torch(Net(), x)  # its answers are compared with the module's
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_class_weights_may_be_made_inside_a_loss(dtype):
     def loss(y, t):

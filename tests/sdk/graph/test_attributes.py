@@ -121,7 +121,7 @@ CHANGING = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("held", "step", "path"), CHANGING.values(), ids=CHANGING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
@@ -166,7 +166,7 @@ KEEPING = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("held", "step"), KEEPING.values(), ids=KEEPING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
 def test_what_is_only_kept_is_taken(held, step):

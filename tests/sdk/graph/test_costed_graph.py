@@ -33,7 +33,7 @@ def test_costs_of_a_small_network_by_hand():
     assert ModelGraph.from_text(graph.to_text()) == graph
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", CASES)
 def test_every_weight_counts_once(kind):
     case = CASES[kind]
@@ -76,7 +76,7 @@ def test_an_onnx_file_costs_what_the_torch_module_does(tmp_path):
     assert ModelGraph.from_text(graph.to_text()) == graph
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", [Inference(batch=1), Training(batch=8)])
 def test_a_model_of_ones_own_is_planned_for_a_home_that_is_not_there(workload):
     net = TwoEncoders()

@@ -108,7 +108,7 @@ def kept_bytes(net, x):
     return sum(storages.values())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_flop_of_products_are_those_of_torchs_counter(case):
     net, x, graph = traced(case)
@@ -141,6 +141,7 @@ def test_flop_of_attention_and_of_grouped_convolution_by_hand():
     assert [node.backward_flop for node in grouped] == [4 * 8 * 16 * 16 * 9] * 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_activation_bytes_are_what_autograd_keeps(case):
     net, x, graph = traced(case)
@@ -157,7 +158,7 @@ def test_weights_are_counted_once(case):
     assert sum(node.buffer_bytes for node in graph.nodes) <= buffers
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_costs_per_row_do_not_depend_on_the_rows_traced(case):
     two, five = traced(case, rows=2)[2], traced(case, rows=5)[2]

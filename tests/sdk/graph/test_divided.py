@@ -32,7 +32,7 @@ def lanes(model):
     return tuple(layer.lane for layer in model.layers())
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 4)) for seed in range(40)]
@@ -87,6 +87,7 @@ def test_state_comes_back_whole():
     assert all(torch.equal(net.state_dict()[name], before[name] + 1) for name in before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("heads", "shares", "says"),
     [
@@ -145,7 +146,7 @@ def test_a_divided_model_is_not_saved(tmp_path):
         model.save(tmp_path / "m")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("train", [False, True])
 def test_homes_that_do_not_exist_can_be_asked(train):
     net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)

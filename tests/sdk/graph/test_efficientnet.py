@@ -39,6 +39,7 @@ def flower() -> torch.Tensor:
     return (small - 127.0) / 128.0
 
 
+@pytest.mark.long
 def test_the_flower_is_a_daisy_through_every_layer(net, flower):
     model = Model.from_torch(net, flower)
     with torch.no_grad():

@@ -47,7 +47,7 @@ def loaded(
     return segment
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_five_adamw_steps_are_bit_equal_to_eager(made):
     case, net, model = made
     eager = copy.deepcopy(net).train()
@@ -74,7 +74,7 @@ def test_five_adamw_steps_are_bit_equal_to_eager(made):
         assert torch.equal(segment.read(name), own[name]), name
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_inference_is_bit_equal_to_eager_for_any_batch(made, rows):
     case, net, model = made
@@ -111,6 +111,7 @@ def chain_step(
     return list(outputs)
 
 
+@pytest.mark.few(1)
 def test_every_layer_cut_gives_the_same_loss_and_weights(made):
     case, _, model = made
     n = len(model.layers(True))
@@ -142,6 +143,7 @@ def test_every_layer_cut_gives_the_same_loss_and_weights(made):
     assert set(order) == {p.name for part in parts for p in part.graph.parameters}
 
 
+@pytest.mark.few(1)
 def test_every_open_cut_gives_the_same_output(made):
     case, _, model = made
     whole = loaded(model.segment(0, len(model.layers()))[1], model.state())

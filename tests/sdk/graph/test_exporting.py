@@ -34,7 +34,7 @@ class Cast(nn.Module):
 TARGETS = {"loss": nn.functional.cross_entropy, "example_targets": torch.tensor([0, 1])}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["residual", "decoder"])
 def test_no_model_is_made_under_autocast(name, dtype):
@@ -50,6 +50,7 @@ def test_no_model_is_made_under_autocast(name, dtype):
         assert Model.from_torch(net, inputs).layers()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, TARGETS], ids=["inference", "training"])
 def test_autocast_inside_is_refused_with_what_to_do_and_switched_off_it_is_nothing(more):
     x = torch.randn(2, 8)
@@ -65,7 +66,7 @@ def test_autocast_inside_is_refused_with_what_to_do_and_switched_off_it_is_nothi
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bart"])
 def test_a_cache_in_the_output_is_told_by_its_name_and_how_to_switch_it_off(kind):
     transformers = pytest.importorskip("transformers")
@@ -137,6 +138,7 @@ class Answering(nn.Module):
         return self.answer(self.linear(x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -174,6 +176,7 @@ class Positions(nn.Module):
         return h + self.table.weight
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["buffer", "weights"])
 @pytest.mark.parametrize("size", [6, 7, 512])
 def test_a_table_of_positions_sets_the_longest_sequence(kind, size):
@@ -206,6 +209,7 @@ def test_a_table_sets_the_longest_sequence_in_training_too():
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -234,6 +238,7 @@ class Packed(torch.nn.Module):
         return states[torch.arange(x.shape[0]), lengths - 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_packed_sequences_are_told_what_to_do_and_that_does(make):
     x = torch.randn(4, 5, 4)

@@ -78,7 +78,7 @@ GREEDY = {
 GREEDY["Concat"].graph.node[0].input[:] = ["x", "x"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_file_that_takes_all_memory_takes_none_of_this_process(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +229,7 @@ def seen_at_the_door(made: "onnx.ModelProto") -> str:
     return "" if text == "it may be run" else text
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_changed_in_a_file_ends_in_words(seed: int) -> None:
     rng, n_run = random.Random(seed), 0

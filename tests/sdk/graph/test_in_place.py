@@ -99,7 +99,7 @@ class Net(torch.nn.Module):
         return self.line(self.first(x))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.filterwarnings("ignore")
 def test_gives_what_eager_torch_gives_bit_by_bit(line):

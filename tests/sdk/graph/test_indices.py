@@ -33,6 +33,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_bounds_are_read_off_the_graph(case):
     (net, x, y), loss, bounds = CASES[case]

@@ -50,7 +50,7 @@ def output_of(call, folder, without=tuple(EXTRAS)):
     return answer.stdout
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_that_needs_a_package_says_what_to_install(call, tmp_path):
     (tmp_path / "small.onnx").write_bytes(SMALL)
@@ -59,7 +59,7 @@ def test_a_call_that_needs_a_package_says_what_to_install(call, tmp_path):
     assert 'pip install ".[' in output
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", WRONG_FILES.values(), ids=WRONG_FILES)
 @pytest.mark.parametrize("call", list(CALLS.values())[1:], ids=list(CALLS)[1:])
 def test_a_wrong_onnx_file_is_told_as_such_without_the_package_too(call, data, tmp_path):

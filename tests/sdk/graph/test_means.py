@@ -86,7 +86,7 @@ MIXING = {
 TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("loss", "operator"), MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(
@@ -106,6 +106,7 @@ SUMS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
 def test_a_sum_over_rows_is_proven_and_told_from_a_mean(loss):
     x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
@@ -274,7 +275,7 @@ MEANS = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("loss", "targets"), MEANS.values(), ids=MEANS)
 def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets):
     torch.manual_seed(0)
@@ -285,6 +286,7 @@ def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets)
     assert divided_alike(model, net, loss, batch)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("loss", "got"),
     [
@@ -339,6 +341,7 @@ def without_roots(monkeypatch):
     monkeypatch.delitem(RULES, "aten.sqrt.default")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_what_is_not_known_is_tried_and_told(without_roots, scale):
     torch.manual_seed(0)
@@ -355,7 +358,7 @@ def test_what_is_not_known_is_tried_and_told(without_roots, scale):
     assert model.notes() == ()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weight", [1.0, 1e-5])
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_trials_find_a_root_of_a_mean_in_small_terms_and_whole_targets(

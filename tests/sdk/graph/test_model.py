@@ -84,6 +84,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("net", "text"), REFUSED.values(), ids=REFUSED)
 def test_says_why_a_module_cannot_be_sent(net, text):
     with pytest.raises(ModelError, match=text):
@@ -133,6 +134,7 @@ NO_LOSSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("loss", "text"), NO_LOSSES.values(), ids=NO_LOSSES)
 def test_refuses_what_is_no_mean_over_rows(loss, text):
     with pytest.raises(ModelError, match=text):
@@ -163,6 +165,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_losses_equal_eager(loss):
     torch.manual_seed(0)
@@ -186,6 +189,7 @@ def test_training_needs_a_loss():
         Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3)).layers(train=True)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
@@ -377,6 +381,7 @@ def test_the_signature_is_of_the_graph_not_of_weights_or_example():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_documents_hold_nothing_of_the_author(name):
     case = CASES[name]

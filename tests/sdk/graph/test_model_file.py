@@ -51,7 +51,7 @@ def kept(model, tmp_path):
     return Model.load(path)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_comes_back_is_the_same_model(case, tmp_path):
     torch.manual_seed(0)
@@ -191,6 +191,7 @@ def numbers(document, at=()):
                 yield from numbers(value, (*at, key))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", [10**12, 2**62, -3, 0.5, float("inf"), float("nan"), True])
 def test_no_number_in_a_file_makes_its_reader_wait_or_fall(tmp_path, number):
     _, model = make_model("mlp")
@@ -226,7 +227,7 @@ LEAF = {"type": None, "context": None, "children_spec": []}
 ENUM = {"__enum__": True, "fqn": "wave:Wave_read", "name": "x"}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "structure",
     [

@@ -22,7 +22,7 @@ BOUNDED = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "k",
     [
@@ -62,6 +62,7 @@ def test_a_bound_that_no_batch_reaches_changes_nothing():
     assert not model.notes(train=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("k", [3, ROWS, ROWS + 1])
 def test_a_branch_by_the_number_of_rows_is_refused(k):
     def loss(y, t):

@@ -116,6 +116,7 @@ def check(net, x, plain):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("net", "x"), WORKING.values(), ids=WORKING)
 def test_gives_what_one_machine_gives(net, x):
     check(net, x, net)
@@ -195,7 +196,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(("make", "example", "text"), REFUSED.values(), ids=REFUSED)
 def test_says_why_it_is_refused_and_what_to_do(make, example, text):
@@ -226,6 +227,7 @@ UNTAUGHT = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("net", "text"), UNTAUGHT.values(), ids=UNTAUGHT)
 def test_training_that_would_teach_nothing_or_something_else_is_refused(net, text):
     Model.from_torch(net, X)

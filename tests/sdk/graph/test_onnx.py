@@ -81,7 +81,7 @@ def passed_on(segments: Iterable[OnnxSegment], x: torch.Tensor) -> torch.Tensor:
     return outputs[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):
     case, path = made
@@ -93,7 +93,7 @@ def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):
     assert np.allclose(chained(model, tuple(range(n + 1)), x), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_every_cut_between_layers(made):
     case, path = made
     model = Model.from_onnx(path)
@@ -106,7 +106,7 @@ def test_every_cut_between_layers(made):
         assert np.allclose(chained(model, (0, cut, n), x), expected, rtol=1e-4, atol=1e-5), cut
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_documents_hold_neither_weights_nor_names(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -119,7 +119,7 @@ def test_documents_hold_neither_weights_nor_names(made):
     assert all(len(t.raw_data) <= 1024 for t in parts.graph.initializer)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_segment_has_made_up_weights_until_they_are_written(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -129,7 +129,7 @@ def test_a_segment_has_made_up_weights_until_they_are_written(made):
     assert torch.isfinite(outputs[0]).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_it_does_not_train(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -168,7 +168,7 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
 # --- made of torch's operators --------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_made_of_torchs_operators_it_answers_alike(made, rows):
     case, path = made
@@ -236,7 +236,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ALIKE)
 def test_each_way_of_an_operator_answers_alike_in_torch(case, tmp_path):
     # raises where the answers differ
@@ -280,6 +280,7 @@ def test_a_quantised_convolution_has_costs(tmp_path):
     assert sum(layer.forward_flop for layer in layers) >= 2 * 3 * 64 * 4 * 9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wrong", [torch.sigmoid, lambda x: x * float("nan"), lambda x: x[..., :3]])
 def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, monkeypatch):
     monkeypatch.setitem(TABLE, "HardSigmoid", (1, lambda call, x: wrong(x)))
@@ -287,7 +288,7 @@ def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, mon
         Model.from_onnx(saved(tmp_path, one("HardSigmoid"))).as_torch()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "text"),
     [

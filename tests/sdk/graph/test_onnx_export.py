@@ -64,7 +64,7 @@ def through(
     return outputs
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*FAMILIES, *CASES])
 def test_layers_that_alternate_between_torch_and_onnx_equal_one_machine(name):
     net, model, x = made(name)
@@ -111,7 +111,7 @@ def numbers(shape=(5, 8)):
     return torch.cat([x, x.round()])
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in LINES if name not in REFUSED])
 def test_a_line_as_onnx_gives_what_torch_gives_or_is_refused(name):
@@ -133,6 +133,7 @@ class Line(torch.nn.Module):
         return self.line(x)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "line",
     [

@@ -177,6 +177,7 @@ def test_wrong_inputs_are_named(inputs):
     assert caught.value.cause == "bad-input"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -205,6 +206,7 @@ def test_says_why_a_file_cannot_be_used(tmp_path, make, text):
 HIDDEN = "r = ReduceMax<keepdims=0>(x) e = Mul(r, tiny) "
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("nodes", "operator"),
     [
@@ -229,6 +231,7 @@ def test_what_hardly_depends_on_other_rows_is_refused_too(tmp_path, nodes, opera
         Model.from_onnx(saved(tmp_path, of_nodes(nodes)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "nodes",
     [

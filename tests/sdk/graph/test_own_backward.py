@@ -58,6 +58,7 @@ def made(net):
     return Model.from_torch(net, x, loss=mse_loss, example_targets=x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_named_behind_a_layer(case):
     way, named = CASES[case]
@@ -168,7 +169,7 @@ def trained_alike(net):
     return all(torch.allclose(state[n], t, atol=1e-6) for n, t in alone.state_dict().items())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_backward_that_multiplies_is_that_of_one_machine(name):
     assert trained_alike(Owning(lambda x: Product.apply(x, name)))
@@ -178,6 +179,7 @@ def test_so_is_one_in_the_newer_form():
     assert trained_alike(Owning(InTwo.apply))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_any_other_backward_is_refused(name, monkeypatch):
     monkeypatch.setitem(PRODUCTS, name, (lambda x: x * 1, OTHERWISE[name]))

@@ -26,6 +26,7 @@ def layers_of(middle, train=True):
     return model.layers(train)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("middle", "is_random"),
     [

@@ -66,6 +66,7 @@ def trained(by_hand, loss, batches, optimizer):
     return losses
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6)], ids=["rows", "tokens"])
 def test_training_is_that_of_a_module_with_the_roundings_written_in(shape):
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)]
@@ -86,7 +87,7 @@ def test_training_is_that_of_a_module_with_the_roundings_written_in(shape):
         assert torch.equal(segment.read(name), parameter), name
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_the_same_wherever_a_plan_cuts(name):
     case = CASES[name]
@@ -126,7 +127,7 @@ def test_what_crosses_has_one_reader():
         assert not values & {output.ref.value for output in graph.outputs}, name
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_any_plan_of_a_network_with_branches_trains_the_same(seed):
     """Stages, replicas of unequal shares, and micro-batches of a stage's own size."""
@@ -203,6 +204,7 @@ def test_nothing_that_is_not_finite_is_hidden(odd):
     assert not loss.isfinite()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["zb-h1", "fill-drain"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_schedules_that_divide_or_repeat_work_learn_the_same(schedule, recompute):

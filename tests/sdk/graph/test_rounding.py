@@ -43,7 +43,7 @@ def answers(model, bounds, fed):
     return outputs
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("code", ANSWERS)
 @pytest.mark.parametrize("name", [*FAMILIES, *CASES])
 def test_answers_are_the_same_wherever_a_plan_cuts_and_near_the_unrounded(name, code):
@@ -63,7 +63,7 @@ def test_answers_are_the_same_wherever_a_plan_cuts_and_near_the_unrounded(name, 
         assert (got - exact).abs().max() <= CLOSE[code] * exact.abs().max()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_the_same_wherever_a_plan_cuts(name):
     case = CASES[name]
@@ -118,7 +118,7 @@ def test_training_is_that_of_a_module_with_the_roundings_written_in():
         assert torch.equal(segment.read(name), parameter), name
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_plan_of_a_network_with_branches_trains_the_same(seed):
     rng = random.Random(seed)
@@ -198,6 +198,7 @@ def test_integers_between_layers_stay_as_they_are():
     assert torch.allclose(found, net(ids), atol=1e-2)
 
 
+@pytest.mark.long
 def test_a_rounded_model_is_saved_and_loaded(tmp_path):
     case = CASES["encoder"]
     made = Model.from_torch(
@@ -236,6 +237,7 @@ def test_a_rounded_model_can_be_divided():
     assert torch.allclose(found, expected, atol=0.02)
 
 
+@pytest.mark.long
 def test_plans_count_the_smaller_transfers():
     with memory_home(2) as home:
         net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(8, 8), nn.ReLU())))
@@ -251,6 +253,7 @@ def test_plans_count_the_smaller_transfers():
         assert half[:-1] == [size // 2 for size in whole[:-1]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("code", ["float16", "int8"])
 def test_devices_with_onnx_round_alike(code):
     pytest.importorskip("onnxruntime")

@@ -151,7 +151,7 @@ MIXING = {
 }
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_rows_is_refused_by_its_name(case):
     between, named = MIXING[case]
@@ -176,7 +176,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sequence_that_comes_first_is_refused(kind):
     make, named = SEQUENCES[kind]
@@ -184,6 +184,7 @@ def test_a_sequence_that_comes_first_is_refused(kind):
         Model.from_torch(make(), torch.randn(6, 3, 4))
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_a_recurrent_layer_is_taken_without_a_word(kind):
@@ -214,7 +215,7 @@ APART = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:that .* not proven")
 @pytest.mark.parametrize("case", APART)
 def test_what_is_taken_is_that_of_one_machine_on_any_division(case):

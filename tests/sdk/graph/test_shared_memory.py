@@ -60,6 +60,7 @@ def test_is_refused_by_both_names(build):
         trained(build())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("build", SHARED)
 def test_answers_are_as_before(build):
     made(build())
@@ -83,6 +84,7 @@ def parts_of_one():
     return net
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("build", [tied, both_frozen, parts_of_one])
 def test_what_is_tied_or_frozen_or_apart_is_taken(build):
     trained(build())

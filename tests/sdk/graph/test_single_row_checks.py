@@ -44,7 +44,7 @@ SAME = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 def test_a_branch_for_one_row_is_refused(branch):
     net = Net(lambda y, x: branch(x.shape[0], y))
@@ -55,7 +55,7 @@ def test_a_branch_for_one_row_is_refused(branch):
             Model.from_torch(net, torch.zeros(ROWS, 8))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 def test_a_branch_of_the_loss_for_one_row_is_refused(branch):
     def loss(y, t):
@@ -65,7 +65,7 @@ def test_a_branch_of_the_loss_for_one_row_is_refused(branch):
         Model.from_torch(nn.Linear(8, 4), X, loss=loss, example_targets=T)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(BRANCHES.keys() - {"detached"}))
 def test_a_branch_for_a_sequence_of_one_is_refused_where_lengths_change(name):
     net = Net(lambda y, x: BRANCHES[name](x.shape[1], y))
@@ -74,7 +74,7 @@ def test_a_branch_for_a_sequence_of_one_is_refused_where_lengths_change(name):
     assert Model.from_torch(net, TOKENS)  # of one length, that of the example
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("then", SAME.values(), ids=SAME)
 def test_what_is_the_same_for_one_row_is_taken(then):
     assert Model.from_torch(Net(then), X)
@@ -82,7 +82,7 @@ def test_what_is_the_same_for_one_row_is_taken(then):
     assert Model.from_torch(Net(then), TOKENS, sequence_dims=(1,))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_where_torch_takes_another_kernel_nothing_is_refused(dtype):
     """An encoder has a faster way in evaluation, which no graph has."""

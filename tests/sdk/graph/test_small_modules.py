@@ -61,7 +61,7 @@ def test_the_corpus_is_large_and_mostly_runs():
     assert set(REFUSED) <= set(LINES)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in LINES if name not in REFUSED])
 def test_a_line_gives_on_two_agents_what_it_gives_on_one_machine(name, home):
@@ -105,7 +105,7 @@ def close(got, wanted):
     return torch.allclose(got, wanted, rtol=0, atol=TOLERANCE * max(1.0, most), equal_nan=True)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_line_is_refused_with_its_reason_and_the_line(name):

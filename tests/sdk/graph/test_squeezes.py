@@ -20,6 +20,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_pieces_of_one_row_learn_what_the_batch_does(loss):
     net = nn.Linear(4, 1)

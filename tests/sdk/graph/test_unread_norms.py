@@ -110,7 +110,7 @@ def assert_same_statistics(run, alone):
             torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [(4, 4), (5, 3), (2, 6)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_of_replicas_they_are_the_mean_by_rows(shares, cut):

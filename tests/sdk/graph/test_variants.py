@@ -128,7 +128,7 @@ def test_half_precision_computes_at_its_own_rate_where_that_is_known():
     assert node_s(phone, node, 1) == node_s(phone, node, 1, "float16")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("float16",), ("decode",), ("float16", "decode")])
 def test_the_library_has_them_by_name_for_inference(words):
     name = ":".join(("gpt2", *words))

@@ -65,6 +65,7 @@ def in_place(x):
     return torch.vmap(changed)(x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("function", [causal, by_rows, by_columns, with_constants, twice, in_place])
 def test_a_function_under_vmap_gives_what_it_gives_on_one_machine(function, home):
     torch.manual_seed(0)

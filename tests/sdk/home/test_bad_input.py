@@ -109,6 +109,7 @@ def test_a_code_that_has_expired_is_told(tmp_path):
         assert not home.devices
 
 
+@pytest.mark.long
 def test_a_reinstalled_device_is_not_trusted_until_it_is_forgotten_and_paired_again(tmp_path):
     with potluck.Home(state=tmp_path / "home") as home, agent(tmp_path / "old", "--pair") as ready:
         home.pair(place(ready), ready["code"])
@@ -248,6 +249,7 @@ def wide_model():
     return potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
 
 
+@pytest.mark.long
 def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_home):
     model = wide_model()
     with pytest.raises(
@@ -257,6 +259,7 @@ def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_hom
     assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
 
 
+@pytest.mark.long
 def test_a_device_too_small_for_a_layer_is_left_out_and_problem_plan_and_refusal_say_so(small_home):
     model = wide_model()
     with pytest.warns(UserWarning, match="tiny is left out"):
@@ -281,6 +284,7 @@ class Exploding(torch.nn.Module):
         return x.unsqueeze(-1).expand(-1, -1, 1_500_000).exp().sum(-1)
 
 
+@pytest.mark.long
 def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
     x, _ = make_data("mlp", 4)
     model = potluck.Model.from_torch(torch.nn.Sequential(torch.nn.Linear(8, 8), Exploding()), x)

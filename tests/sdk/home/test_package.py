@@ -20,6 +20,7 @@ def loaded_after(code):
     return set(done.stdout.split())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("code", "absent"),
     [

@@ -90,6 +90,7 @@ def notebooks(tmp_path):
         yield homes
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_notebooks_train_at_once_as_each_would_alone(notebooks):
     nets = [net_of(seed) for seed in (0, 1)]
@@ -117,6 +118,7 @@ def test_two_notebooks_train_at_once_as_each_would_alone(notebooks):
     assert any(not torch.equal(before[name], now) for name, now in nets[1].state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_second_notebook_plans_with_what_the_first_one_leaves(notebooks):
     first, second = notebooks

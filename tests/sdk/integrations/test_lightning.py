@@ -20,6 +20,7 @@ def made():
     return lightning_modules
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [{"gradient_clip_val": 0.5}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}],
@@ -35,6 +36,7 @@ def test_a_strategy_of_a_home_learns_what_lightning_does(made, pair, on_both, tm
     assert len(strategy.home_run.plan.devices) == 2
 
 
+@pytest.mark.long
 def test_it_goes_on_from_a_checkpoint_with_the_moments_of_the_devices(
     made, pair, on_both, tmp_path
 ):

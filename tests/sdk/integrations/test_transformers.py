@@ -20,6 +20,7 @@ def its():
     return transformers_trainings
 
 
+@pytest.mark.long
 def test_a_trainer_with_a_home_logs_and_learns_what_it_does_without(its, pair, on_both, tmp_path):
     theirs = its.trained(its.transformers.Trainer, tmp_path / "theirs")
     ours = its.trained(its.HomeTrainer, tmp_path / "ours", home=pair, choose=on_both)
@@ -100,6 +101,7 @@ def test_a_loss_of_ones_own_is_refused(its, pair, tmp_path):
         Own(its.make_net(), its.arguments(tmp_path, eval_strategy="no"), home=pair)
 
 
+@pytest.mark.long
 def test_limits_that_no_plan_holds_are_said_before_anything_is_trained(its, pair, tmp_path):
     with pytest.raises(Infeasible):
         its.trained(its.HomeTrainer, tmp_path, home=pair, qoe=potluck.QoE(latency_s=1e-9))

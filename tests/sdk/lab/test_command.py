@@ -124,6 +124,7 @@ def all_gone(process, children):
     return psutil.wait_procs(children, PATIENCE_S)[1] == []
 
 
+@pytest.mark.long
 def test_asking_for_what_is_not_there(run_folder):
     assert command("list").stdout == command("down").stdout == "no lab is up.\n"
     refused = command("down", "nowhere")
@@ -186,7 +187,7 @@ device = "two"
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("links", "number"),
     [

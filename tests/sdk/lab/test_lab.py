@@ -141,6 +141,7 @@ def make_plan(model, profile):
     )
 
 
+@pytest.mark.long
 def test_training_in_a_lab_equals_one_machine(lab, model):
     assert lab.devices["one"].capability["emulated"]["slowdown"] == 1
     profile = lab.profile(model, rows=(1, 4, 8)).wait()
@@ -222,6 +223,7 @@ def test_links_change_as_the_script_says(lab):
     wait_for_script(lab)
 
 
+@pytest.mark.long
 def test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same(lab, model):
     profile = lab.profile(model, rows=(1, 4, 8)).wait()
     plan, key = make_plan(model, profile), lab.devices["two"].key

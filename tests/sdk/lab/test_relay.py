@@ -194,6 +194,7 @@ def home(tmp_path_factory):
         yield opened
 
 
+@pytest.mark.long
 def test_a_script_changes_the_links_and_devices_are_still_reached(home):
     home.play(
         [

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 IN_SHORT = ("vgg", "unet", "detector", "vit")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in IN_SHORT)) for n in FAMILIES]
 )
@@ -53,7 +53,7 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
         assert fast.failure is None
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenet", "detector"])
 def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
@@ -103,6 +103,7 @@ def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
         fast(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("x", "says"),
     [
@@ -266,7 +267,7 @@ class SequenceFirst(torch.nn.Module):
         return self.second(torch.relu(turned)).transpose(0, 1).softmax(-1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize(
     "make",

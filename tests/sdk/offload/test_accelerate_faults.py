@@ -121,6 +121,7 @@ def robot_home(request):
         yield opened
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("robot_home", [200], indirect=True)
 def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_is_back(
     robot_home, monkeypatch
@@ -165,6 +166,7 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
         wait_until(helps)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("for_good", [False, True])
 def test_a_helper_that_wants_to_leave_is_let_go_and_helps_again_when_it_stays(for_good):
     net, x = Picked().eval(), torch.rand(2, 9, 4)
@@ -241,7 +243,7 @@ STRUCK = [
 CASES = [case for case in STRUCK if case[:2] != (0, "kill")]  # without the device nobody answers
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("who", "how", "after"),
     [pytest.param(*case, marks=[] if case in CASES[3::23] else pytest.mark.long) for case in CASES],

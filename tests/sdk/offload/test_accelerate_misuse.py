@@ -159,6 +159,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bandwidth", [0.0, 1e8], ids=["alone", "shared"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_after_it_was_accelerated_is_never_answered_by_what_was(change, bandwidth):

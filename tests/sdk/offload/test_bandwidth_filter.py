@@ -97,6 +97,7 @@ def test_a_part_of_a_trace_drops_to_near_zero_in_its_middle(place):
     assert max(after) > 0.3 * mean  # and comes back
 
 
+@pytest.mark.long
 def test_the_default_chooses_nearly_as_well_as_the_best_rule_and_better_than_means_and_medians():
     found = figures(0)
     regrets = {name: found[f"{name}_regret"] for name in RULES}

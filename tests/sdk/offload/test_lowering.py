@@ -84,7 +84,7 @@ class Case:
 case = cache(Case)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
@@ -95,7 +95,7 @@ def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
         home.check(divisions, tiles)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=10)
 @given(data=st.data())
@@ -118,7 +118,7 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=5)
 @given(data=st.data())
@@ -136,7 +136,7 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, da
     home.check([*divisions, ((0, 1), NONE)], data.draw(st.integers(1, 4)))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=3)
 @given(data=st.data())
@@ -174,6 +174,7 @@ class Pooled(nn.Module):
         return self.after(self.pool(self.before(x)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
     torch.manual_seed(0)
@@ -185,7 +186,7 @@ def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
         home.check([((0, operators[0].count), NONE), *rows, ((0, 1), NONE)], 2)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ALL)
 def test_what_others_do_runs_on_the_same_pieces(name):
     home, shares = case(name), case(name).splitter.shares

@@ -83,7 +83,7 @@ class Whole:
 whole = cache(Whole)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_as_one_piece_is_the_network(name):
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_the_whole_as_one_piece_is_the_network(name):
         assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NETWORKS)
 @settings(max_examples=40)
 @given(data=st.data())
@@ -131,6 +131,7 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "operators"),
     {
@@ -171,6 +172,7 @@ def test_rows_that_are_not_there_are_named():
         home.piece([TensorSlice(0, 0, 5)], {value: (4, 6)}, [TensorSlice(value, 4, 6)])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 2), (0, 4), (7, 9), (9, 11), (0, 11)])
 def test_rows_that_are_nothing_but_padding(start, stop):
     class Padded(torch.nn.Module):
@@ -193,6 +195,7 @@ def test_rows_that_are_nothing_but_padding(start, stop):
     assert torch.equal(got, Padded()(x)[:, :, start:stop])
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(
     kernel=st.integers(1, 3), stride=st.integers(1, 4), dilation=st.integers(1, 2), data=st.data()

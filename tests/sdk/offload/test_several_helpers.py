@@ -29,7 +29,7 @@ def three():
         yield opened
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vgg", "resnet", "mobilenet", "unet"])
 def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monkeypatch):
     # a busy machine is no reason to answer alone
@@ -51,6 +51,7 @@ def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monk
         }
 
 
+@pytest.mark.long
 def test_three_lines_name_both_helpers_and_all_sides_are_shown(three, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")

@@ -385,6 +385,7 @@ def test_between_two_bandwidths_it_turns_to_the_other_split_where_that_becomes_b
     assert turn(splitter, (1.0, low[1]), (2.0, low[1])) < 1.1  # the same: at once
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("deadline_s", [None, 1.3])
 def test_searches_go_where_the_split_between_two_bandwidths_may_lose_most(deadline_s):
     sharing = replace(chain(2, reach=1, latency_s=0.01), busy_w=2.0, radio_w=0.5, idle_w=0.1)
@@ -440,6 +441,7 @@ def test_problems_that_make_no_sense_are_refused(bad):
         OffloadProblem(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_another_helper_never_makes_it_worse_and_every_side_has_what_it_uses(seed):

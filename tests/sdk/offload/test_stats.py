@@ -36,6 +36,7 @@ def test_zero_bandwidth_is_answered_alone_and_says_so(home):
         assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
 
 
+@pytest.mark.long
 def test_splits_are_found_again_for_the_same_model_and_anew_where_the_file_is_corrupt(
     home, tmp_path, monkeypatch
 ):
@@ -77,6 +78,7 @@ def test_splits_are_found_again_for_the_same_model_and_anew_where_the_file_is_co
     assert found(first, path / "no folder") == made
 
 
+@pytest.mark.long
 def test_the_first_requests_have_some_splits_until_a_process_has_found_all(home, tmp_path):
     net, x = family("vgg")
     known = case(home, net, x, first=(0.0,), n_searches=8)

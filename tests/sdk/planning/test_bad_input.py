@@ -59,6 +59,7 @@ def test_what_cannot_be_planned_is_named_by_every_planner(name, problem, kind, p
         make_plans(problem) if name == "potluck" else ask(problem, name)
 
 
+@pytest.mark.long
 def test_unknown_power_is_no_trouble_where_nobody_limits_it():
     best = make_plans(powerless(random_home(0))).best
     assert best.latency_s > 0
@@ -138,6 +139,7 @@ def test_a_limit_that_is_no_number_is_refused_by_its_name(field, bad):
             QoE(**{field.name: {"d0": None}})
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("field", fields(QoE), ids=lambda field: field.name)
 @pytest.mark.parametrize("good", [3, 0.5, np.float32(0.5), Fraction(1, 2)], ids=repr)
 def test_any_other_number_is_a_limit_and_plans_are_made_with_it(field, good):
@@ -147,6 +149,7 @@ def test_any_other_number_is_a_limit_and_plans_are_made_with_it(field, good):
     assert make_plans(replace(alone, qoe=qoe)).best.latency_s > 0
 
 
+@pytest.mark.long
 def test_lateness_may_cost_nothing():
     best = [
         make_plans(replace(random_home(0), qoe=QoE(energy_j=1e9, lambda_j_per_s=rate))).best

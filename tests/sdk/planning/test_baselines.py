@@ -23,6 +23,7 @@ from potluck.records import Inference, QoE, Training
 from potluck.simulate.cost import CostTable
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_plan_can_be_carried_out_and_fits(name, workload):

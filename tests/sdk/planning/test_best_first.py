@@ -51,6 +51,7 @@ def fastest_s(problem, plans, enough_s):
     return best_s
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [2, 4])
 @pytest.mark.parametrize("seed", [0, 5, *later(range(1, 24))])
 def test_a_stream_over_two_uneven_devices_is_as_fast_as_the_fastest_of_all_plans(seed, batch):
@@ -104,7 +105,7 @@ def branches_that_just_fit(seed):
     return replace(home, devices=devices)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [6, 10, 14, *later(range(6)), *later(range(15, 24))])
 def test_branches_that_just_fit_are_planned_as_well_as_by_looking_at_every_plan(seed):
     home = branches_that_just_fit(seed)
@@ -125,6 +126,7 @@ def test_no_plan_next_to_the_best_is_better_and_fits_whatever_closed_forms_say(s
     assert near_s >= (1 - 1e-4) * best.latency_s
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_plans_come_by_what_their_busiest_device_takes_the_least_of_all_first(seed, size):

@@ -87,6 +87,7 @@ def test_what_stages_hand_on_is_counted_once_for_each_taker():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=1)])
 def test_branches_go_to_different_devices_at_once(workload):
     problem = branched(workload)
@@ -117,6 +118,7 @@ def test_one_request_takes_the_longest_way_alone():
     assert best.gap_frac < 0.005  # no plan is below the longest way
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_for_a_chain_the_longest_way_is_the_chain(seed):
     """The closed form along the longest ways says for chains what Asteroid's does."""
@@ -134,7 +136,7 @@ def test_for_a_chain_the_longest_way_is_the_chain(seed):
             assert plan.latency_s == pytest.approx(same.latency_s)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "workload",
     [
@@ -163,7 +165,7 @@ WORKLOADS = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 12))])
 def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4], devices=2)
@@ -173,7 +175,7 @@ def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     assert lower_bound_s(problem, CostTable(problem), float("inf")) <= optimum_s * (1 + 1e-9)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [27, 37, 47, *range(4), *later(range(4, 27))])
 def test_some_layers_are_shared_by_rows_and_others_by_branches(seed):
     problem = two_by_rows_or_branches(seed)
@@ -191,7 +193,7 @@ def least_s(problem):
     return optimum_s
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(20, 24), *later(range(24, 30))])
 def test_no_baseline_is_faster_on_branches(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4])
@@ -204,6 +206,7 @@ def test_no_baseline_is_faster_on_branches(seed):
         assert best_s <= min(fitting, default=float("inf")) * (1 + 1e-9), name
 
 
+@pytest.mark.long
 def test_branches_that_fit_nowhere_are_refused():
     problem = branched(Training(batch=8, micro_batch=2))
     layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)

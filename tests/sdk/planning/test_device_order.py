@@ -32,7 +32,7 @@ def _two_channels(home, seed):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 20))])
 def test_the_same_plan_is_found_in_any_order_of_the_devices(seed, workload):

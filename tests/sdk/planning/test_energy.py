@@ -43,7 +43,7 @@ def with_some_updates(costs, rng):
     }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", [*WORKLOADS, Training(batch=6), Inference(batch=1)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
@@ -69,6 +69,7 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(2), *later(range(2, 6))])
 def test_nor_where_there_are_branches(seed):
     problem = powered(random_branches(seed, WORKLOADS[seed % 3], devices=2), seed)
@@ -97,7 +98,7 @@ def test_where_power_is_unknown_nothing_is_claimed():
     assert least_energy_j(unknown, CostTable(unknown)) == 0.0
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_the_thriftiest_plan_says_how_far_it_is_from_the_bound(seed):
     problem = random_home(seed)
@@ -124,7 +125,7 @@ def of_little_power(problem):
     return replace(problem, devices=devices, qoe=qoe)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("drawn", [random_home, random_branches])
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=str)
 @pytest.mark.parametrize("seed", [0, *later(range(1, 4))])

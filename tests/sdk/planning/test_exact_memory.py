@@ -31,7 +31,7 @@ from potluck.simulate.direct_simulation import Direct
 from potluck.simulate.footprint import memory_bytes
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(12), *later(range(12, 80))])
 def test_what_a_plan_needs_as_simulated_is_enough_for_one_as_good(seed):
     """The best of a few plans of a random home; who has nothing to do there can hold nothing."""
@@ -108,6 +108,7 @@ def two_devices(memory_bytes, batch=6):
     )
 
 
+@pytest.mark.long
 def test_sizes_whose_plans_do_not_hold_do_not_hide_those_that_do():
     """By closed forms larger micro-batches fit as soon as single rows do, and promise more."""
     problem = two_devices((1_199_079, 2_265_139))
@@ -204,6 +205,7 @@ def two_stages(problem):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [34, 61, 83, *later(range(34))])
 def test_some_stages_compute_again_and_some_do_not_where_just_that_fits(seed):
     problem = just_fits(seed)

@@ -27,7 +27,7 @@ def split(problem):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_of_a_step_add_up(seed, workload):
@@ -64,6 +64,7 @@ def test_air_that_is_crossed_twice_is_busy_twice_as_long():
     assert seconds[1] == pytest.approx(2 * seconds[0])
 
 
+@pytest.mark.long
 def test_what_would_help_is_planned_on_the_home_as_it_would_be():
     problem = random_home(2, Training(batch=8, micro_batch=2))
     found = explain(make_plans(problem).best)
@@ -106,6 +107,7 @@ def test_shows_itself_as_text_and_html():
     assert "<air>" not in shown
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("free", ["one path", "all paths"])
 def test_paths_that_cross_no_medium_are_planned_for_and_explained(free):
     """Two places on one host, or what a link costs taken away: baselines that know one mean rate

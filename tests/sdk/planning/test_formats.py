@@ -58,6 +58,7 @@ def test_a_profile_becomes_a_model_whose_cuts_carry_the_skip():
     assert [cost.forward_s for cost in costs] == [(1.5e-3,), (2.5e-4,), (1e-4,)]
 
 
+@pytest.mark.long
 def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
     profile = imported("asteroid-a-1000", GRAPH, rows=32, max_layers=3, name="tiny")
     on_home = profile.problem(Training(batch=32))

@@ -124,6 +124,7 @@ def home_of(names, rates):
     )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_merges_are_those_of_scipy(seed):
     hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
@@ -141,6 +142,7 @@ def test_merges_are_those_of_scipy(seed):
     assert [len(merge.members) for merge in found] == [int(size) for *_, size in steps]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_cut_only_joins_as_it_rises(seed):
     rng = random.Random(seed)

@@ -50,7 +50,7 @@ def test_the_search_over_alike_devices_grows_like_a_polynomial():
     assert 0 < many <= few * (48 / 12) ** 3
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     """Every look at the clock takes a second: a hundred looks are all there is."""
@@ -65,7 +65,7 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [24, 64])
 def test_what_is_counted_ends_the_search(n, kind):
@@ -120,7 +120,7 @@ IN_SHORT = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "network", "seed", "workload"),
@@ -149,6 +149,7 @@ def test_is_never_slower_than_any_baseline_in_a_home_of_24(
         assert best.latency_s <= least_s * (1 + 1e-6), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["asteroid", "dora", "dapple"])
 def test_a_planner_that_knows_no_clock_is_ended(name):
     problem, budget = small(LargeHome(64, "alike", "switch", "training", 8)), WorkBudget()

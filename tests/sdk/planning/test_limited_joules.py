@@ -56,7 +56,7 @@ def test_a_plan_within_the_joules_of_a_baselines_is_as_fast_as_any_baselines(
     assert ours.latency_s <= 1.01 * min(solved(limited, baseline) for baseline in ASKED)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("limit", range(2), ids=["of each", "of all"])
 @pytest.mark.parametrize("seed", range(12))
 def test_in_random_homes_no_baseline_is_faster_within_the_joules_of_its_own_plan(seed, limit):
@@ -101,7 +101,7 @@ def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allow
     assert not breaches(allowed, make_plans(allowed).best)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 12))])
 def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_not(seed):
     """One device may compute; its memory is between what the model takes as one stage, and what it
@@ -139,7 +139,7 @@ def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_
     assert make_plans(home).best.devices == (name,)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *later(range(1, 8))])
 @pytest.mark.parametrize("kind", ["chain", "frozen", "branches"])
 def test_a_device_alone_is_cut_anywhere_where_the_others_may_not_compute(kind, seed):

@@ -58,7 +58,7 @@ def test_other_planners_may_choose_from_the_same_sizes(planner):
     assert ask(short_home(3, 37), planner).best.micro_batch == 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", AWKWARD)
 def test_an_awkward_batch_is_no_slower_than_one_that_has_every_divisor(batch):
     """Per row, on devices of plenty of memory that lose nothing by small micro-batches: a pipeline
@@ -126,7 +126,7 @@ def test_a_batch_whose_divisors_are_far_apart_has_small_micro_batches_too(batch)
     assert all(batch % size == 0 for size in sizes)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [99, 117, *later([165, 222, 246, 296])])
 def test_a_size_that_is_stated_is_no_better_than_the_choice(batch):
     """Batches whose divisors stop early and go on late, on alike devices that a pipeline fills."""
@@ -136,6 +136,7 @@ def test_a_size_that_is_stated_is_no_better_than_the_choice(batch):
     assert choice <= make_plans(stated).best.latency_s * 1.001
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("batch", [512, *later([2048, 4096])])
 def test_of_a_large_batch_memory_may_hold_few_rows_at_once(batch, rows):
@@ -194,7 +195,7 @@ def rows_cost_less(batch, rows):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("batch", "rows"),
     [(4096, 4), (3000, 7), (720, 9), (1260, 14), (360, 5), (960, 15), (2520, 21), (512, 5)],

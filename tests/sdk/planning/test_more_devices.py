@@ -35,7 +35,7 @@ def of_library():
     return problem, best_s(problem)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [0, *later([1, 2, 3])])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
@@ -55,7 +55,7 @@ def test_nor_in_a_home_of_the_library(of_library, some):
     assert all_s <= best_s(only(problem, some)) * 1.001
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 6))])
 @pytest.mark.parametrize("limits", [QoE(), QoE(latency_s=0.5)], ids=["speed", "joules"])
 def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
@@ -87,7 +87,7 @@ def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     assert unused["jetson"] == unused["jetson-orin-nano"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "latency_s", [None, 9.0], ids=["no limit", "a limit without joules to decide"]

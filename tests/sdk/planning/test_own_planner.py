@@ -25,7 +25,7 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(12))
 def test_finds_the_optimum_of_small_homes(seed, workload):
@@ -35,7 +35,7 @@ def test_finds_the_optimum_of_small_homes(seed, workload):
     assert best.latency_s <= optimum_s(problem) * 1.01
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=["training", "request"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_is_below_the_bound(seed, workload):
@@ -50,7 +50,7 @@ def test_no_plan_is_below_the_bound(seed, workload):
     assert best.latency_s * (1 - best.gap_frac) <= min(latencies) * (1 + 1e-9)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is_short(seed):
     rng = random.Random(seed)
@@ -75,7 +75,7 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
     """Slow links, so that what they carry decides."""
@@ -121,7 +121,7 @@ def test_one_device_alone_is_certified():
     assert make_plans(alone).best.gap_frac == pytest.approx(0.0, abs=0.35)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(3), *later([3, 4, 5])])
 def test_is_never_slower_than_any_baseline(seed):
     problem = random_home(seed, Training(batch=8), devices=4, layers=7)
@@ -134,6 +134,7 @@ def test_is_never_slower_than_any_baseline(seed):
         assert best.latency_s <= min(fitting, default=float("inf")) * (1 + 1e-6), name
 
 
+@pytest.mark.long
 def test_plans_come_ever_better_and_always_the_same():
     problem = random_home(5, Training(batch=16), devices=4)
     found = [plan.latency_s for plan in plan_anytime(problem)]
@@ -141,6 +142,7 @@ def test_plans_come_ever_better_and_always_the_same():
     assert found == [plan.latency_s for plan in plan_anytime(problem)]
 
 
+@pytest.mark.long
 def test_a_clock_that_has_run_out_still_leaves_a_plan():
     problem = random_home(5, Training(batch=16), devices=4)
     ticks = iter(range(10**9))
@@ -149,7 +151,7 @@ def test_a_clock_that_has_run_out_still_leaves_a_plan():
     assert hurried.latency_s >= make_plans(problem).best.latency_s
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_names_of_devices_change_nothing(seed):
     a = make_plans(random_home(seed, prefix="d")).best
@@ -157,7 +159,7 @@ def test_names_of_devices_change_nothing(seed):
     assert a.latency_s == pytest.approx(b.latency_s, rel=1e-9)
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_more_bandwidth_or_a_faster_device_never_hurts_the_optimum(seed):
     slow = optimum_s(random_home(seed, capacity=3e4))
@@ -174,7 +176,7 @@ def test_a_latency_that_is_met_leaves_energy_to_decide():
     assert thrifty.latency_s <= fastest.latency_s * 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(4), *later([4, 5])])
 def test_a_latency_that_some_plan_reaches_can_be_asked_for(seed):
     problem = random_home(seed, Training(batch=16), devices=4, layers=7)
@@ -272,6 +274,7 @@ def test_patterns_take_alike_devices_in_order():
     assert members((1,), [[0, 1]], [1]) == (1,)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [9, 12, pytest.param(64, marks=pytest.mark.long)])
 def test_a_home_of_many_devices_gets_a_plan(n):
     problem = random_home(1, Training(batch=8, micro_batch=4), devices=2, layers=5)
@@ -300,6 +303,7 @@ def test_a_profile_measured_for_inference_alone_is_enough():
     assert make_plans(replace(problem, costs=bare)).best.stages == make_plans(problem).best.stages
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
     rng = random.Random(seed)

@@ -22,6 +22,7 @@ def _plans(home, seed):
     return rng.sample(found, min(30, len(found)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workload", LOADS)
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 40))])
 def test_no_plan_is_faster_than_its_floor(seed, workload):
@@ -31,6 +32,7 @@ def test_no_plan_is_faster_than_its_floor(seed, workload):
         assert least_s(table, plan) <= simulator.run(plan).latency_s * (1 + 1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-2p", "zb-compact"])
 @pytest.mark.parametrize("seed", [*range(2), *later(range(2, 12))])
 def test_no_order_is_faster_than_the_floor_of_all_orders(seed, schedule):

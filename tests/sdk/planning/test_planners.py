@@ -160,6 +160,7 @@ def test_offloading_moves_rows_while_the_slowest_gets_faster():
     assert offload((4, 4), (4, 4), (steep, flat)) == (4, 4)
 
 
+@pytest.mark.long
 def test_a_search_leaves_the_facts_of_a_table_as_they_were():
     table = CostTable(make([1.0, 1.0, 3.0]))
 
@@ -224,6 +225,7 @@ def test_the_oracle_lists_every_ordered_grouping_once():
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_best_plan_is_at_most_as_slow_as_any_baseline(seed):
     problem = random_problem(seed, Training(batch=8))
@@ -250,6 +252,7 @@ def test_a_slow_link_leaves_one_device_alone_and_says_why():
     assert reason.endswith(("slower", "no faster"))
 
 
+@pytest.mark.long
 def test_more_bandwidth_never_hurts_the_best_plan():
     latencies = [
         make_plans(make([30.0, 10.0], capacity=c)).best.latency_s for c in (1e3, 1e4, 1e5, 1e7)
@@ -257,6 +260,7 @@ def test_more_bandwidth_never_hurts_the_best_plan():
     assert latencies == sorted(latencies, reverse=True)
 
 
+@pytest.mark.long
 def test_with_a_latency_limit_the_thriftiest_plan_that_holds_it_is_best():
     problem = make([100.0, 20.0], capacity=1e9)
     fastest = make_plans(problem).best
@@ -268,6 +272,7 @@ def test_with_a_latency_limit_the_thriftiest_plan_that_holds_it_is_best():
     assert relaxed[1:3] == tuple(relaxed)[1:3]
 
 
+@pytest.mark.long
 def test_memory_is_held_by_splitting():
     problem = make([10.0, 10.0], layers=4, capacity=1e9, parameter_bytes=10**6, memory=12 * 10**6)
     # 16 MB of weights, gradients and moments: no device holds them alone
@@ -279,6 +284,7 @@ def test_memory_is_held_by_splitting():
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_memory_names_device_needed_available_and_the_way_out():
     problem = make([10.0, 10.0], layers=4, parameter_bytes=10**6, memory=7 * 10**6)
     with pytest.raises(

@@ -62,6 +62,7 @@ def in_other_units(plans, problem, seconds, joules):
     return converted, replace(problem, qoe=limits)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("powers", ["known", "one unknown"])
 @pytest.mark.parametrize("known", ["all", "some", "no"])
 @pytest.mark.parametrize("latency_s", [None, 0.01, 1.0, 1e4])

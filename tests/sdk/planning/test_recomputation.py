@@ -74,6 +74,7 @@ def test_plans_are_as_good_as_the_oracle_s_that_recompute_everything_or_nothing(
     assert n_again > n_alone > 0  # both kinds were there
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_where_memory_is_ample_nothing_recomputes(seed):
     plans = make_plans(home_of(seed, part=100.0))

@@ -27,7 +27,7 @@ def limited(problem, **limits):
     return replace(problem, qoe=replace(problem.qoe, **limits))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*later([0]), 1, 2, 3])
 @pytest.mark.parametrize(
     "workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"]
@@ -41,6 +41,7 @@ def test_the_latency_that_is_named_can_be_asked_for_and_little_less_cannot(seed,
     assert not feasible(limited(problem, latency_s=remedy.value * 0.98))
 
 
+@pytest.mark.long
 def test_the_energy_that_is_named_can_be_asked_for():
     problem = limited(random_home(2, Training(batch=8)), energy_j=1e-3)
     (remedy,) = remedies(problem, make_plans, make_plans)
@@ -83,6 +84,7 @@ def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
         assert not feasible(granted(tight, {remedy.device: int(remedy.value / CLOSE / 1.05)}))
 
 
+@pytest.mark.long
 def test_a_smaller_batch_is_named_where_it_is_enough():
     problem = random_home(0, Training(batch=16, micro_batch=16), devices=2, layers=3)
     layers = tuple(replace(layer, activation_bytes=40_000_000) for layer in problem.layers)
@@ -94,6 +96,7 @@ def test_a_smaller_batch_is_named_where_it_is_enough():
     assert feasible(replace(tight, workload=Training(batch=int(batch.value))))
 
 
+@pytest.mark.long
 def test_the_user_is_told_limit_need_and_remedy_in_one_sentence():
     profile = potluck.estimate("family", "mobilenet-v2-cifar", max_layers=5, rows=(1, 8))
     with pytest.raises(

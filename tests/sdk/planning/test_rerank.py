@@ -32,6 +32,7 @@ def step_s(problem, plan):
     return median(predict_steps(programs, problem).step_s)
 
 
+@pytest.mark.long
 def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
     problem = congested(30)
     before, after = make_plans(problem), make_plans(problem, order_transfers=True)

@@ -85,7 +85,7 @@ def returning(problem, first, last):
     return judge(problem, plan)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str
 )
@@ -101,6 +101,7 @@ def test_a_device_that_is_fast_at_both_ends_takes_both(workload, n_layers, first
     assert make_plans(problem).best.latency_s <= returning(problem, first, last).latency_s * 1.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_where_only_one_device_holds_both_ends_a_plan_is_found(batch):
     parameters = [100 * MB, *[30 * MB] * 4, 100 * MB]
@@ -110,7 +111,7 @@ def test_where_only_one_device_holds_both_ends_a_plan_is_found(batch):
     assert breaches(problem, make_plans(problem).best) == []
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_certified_of_a_chain_is_said_of_plans_with_one_stage_per_device(seed):
     best = make_plans(random_home(seed, Training(batch=8, micro_batch=2))).best
@@ -133,6 +134,7 @@ def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
     assert quick_bound_s(problem) <= best.latency_s
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("workload", "rows_of_a"),
     [
@@ -159,7 +161,7 @@ def test_a_device_shares_the_first_layers_though_it_alone_has_room_for_the_last(
     assert make_plans(problem).best.latency_s <= judge(problem, by_hand).latency_s * 1.01
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*later([1]), 2, 3])
 @pytest.mark.parametrize(
     "workload", [Inference(batch=4), Training(batch=4, micro_batch=4)], ids=["one", "training"]

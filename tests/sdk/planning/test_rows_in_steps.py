@@ -79,7 +79,7 @@ def brute_s(problem):
     return best_s(problem, Direct(problem), every_plan(problem))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("batch", "tiles"),
@@ -96,7 +96,7 @@ def test_shares_end_where_steps_do(batch, tiles, kind):
     assert make_plans(problem, borrow=False).best.latency_s <= brute_s(problem) * 1.01
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(12), *later(range(12, 60))])
 def test_random_steps_are_planned_as_brute_force_plans_them(seed):
     rng = random.Random(f"steps {seed}")
@@ -115,7 +115,7 @@ def test_steps_between_measured_sizes_alone_are_met_as_well():
     assert make_plans(problem).best.stages[0].shares == (32, 16)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *later(range(6, 40))])
 def test_rows_go_where_links_are_where_these_hold_a_stream_up(seed):
     """Every pair has a slow link of its own: a device that computes slowly may send for another."""

@@ -87,7 +87,7 @@ def test_an_unknown_medium_is_named_with_near_ones():
         rated(random_home(1).network, "aire", 1.0)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_second_device_or_a_faster_medium_never_makes_the_best_plan_slower(seed):
     problem = random_home(seed, Training(batch=8, micro_batch=4))
@@ -184,6 +184,7 @@ def test_what_cannot_be_imagined_is_said(profile, change, text):
     assert text in str(error.value)
 
 
+@pytest.mark.long
 def test_a_slower_wifi_and_a_missing_device_change_the_plan(profile):
     workload = Training(batch=8)
     best = potluck.plan(profile, workload).best

@@ -33,7 +33,7 @@ def test_a_device_computes_while_home_sends_rows_to_the_next(seed):
         assert label.score == pytest.approx(min(found_s), rel=0.05)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_from_two_devices_arrive_at_once_over_links_of_their_own(seed):
     rng = random.Random(f"own links {seed}")
@@ -49,6 +49,7 @@ def test_rows_from_two_devices_arrive_at_once_over_links_of_their_own(seed):
     )
 
 
+@pytest.mark.long
 def test_a_slow_device_takes_a_row_where_its_link_is_what_rows_wait_for():
     """Four rows of a stream take 0.28 s from the first device to the last; one of them on the
     second, which is twelve times slower, 0.21 s."""

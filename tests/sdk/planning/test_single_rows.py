@@ -34,7 +34,7 @@ def shares(plan, problem):
     return [share for stage in held for share in stage.shares]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("micro_batch", [2, 4, None])
 @pytest.mark.parametrize("seed", range(8))
 def test_our_plans_give_every_device_company(seed, micro_batch):
@@ -46,6 +46,7 @@ def test_our_plans_give_every_device_company(seed, micro_batch):
         assert plans.best.latency_s <= optimum_s(problem) * 1.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANNERS)
 def test_plans_of_every_planner_do(name):
     for seed in range(3):
@@ -68,6 +69,7 @@ def test_a_plan_by_hand_is_told_what_it_breaks():
         assert not breaches(normed(problem, 0, values), plan)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=1), Training(batch=1)])
 def test_single_rows_cannot_be_asked_for(workload):
     problem = random_home(0, workload)

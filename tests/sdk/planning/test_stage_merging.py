@@ -23,7 +23,7 @@ from .homes import WORKLOADS, later, random_branches, random_home
 ROUNDING = 1 + 1e-9
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", [Inference(batch=1, streaming=True), *WORKLOADS])
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
 def test_cuts_between_stages_of_the_same_devices_are_there_for_a_reason(seed, workload):
@@ -46,6 +46,7 @@ def test_a_stream_has_no_more_requests_under_way_for_a_cut_on_one_device():
     assert twice.energy_j == pytest.approx(alone.energy_j)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_stage_is_made_so_deep_that_others_wait_for_ever(seed):
     rng = random.Random(seed)

@@ -186,6 +186,7 @@ def test_another_plan_takes_over_the_sizes_that_layers_see(seed):
         assert alike is after
 
 
+@pytest.mark.long
 def test_what_may_take_a_plans_place_trains_alike():
     for seed in range(8):
         problem = random_home(seed, Training(batch=8, micro_batch=2))
@@ -200,6 +201,7 @@ def test_what_may_take_a_plans_place_trains_alike():
         assert len(found) <= 6
 
 
+@pytest.mark.long
 def test_the_planner_chooses_sizes_where_it_is_asked_to():
     profile = potluck.estimate("traffic-monitor", "bert-base", max_layers=12)
     training = potluck.Training(batch=32, micro_batch=8)

@@ -113,6 +113,7 @@ def test_more_lanes_than_devices_are_several_on_each():
     assert [*plan_lanes(problem(FAST, n_lanes=4, n_devices=1))] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_no_way_to_give_devices_lanes_is_faster(seed):
     rng = random.Random(seed)

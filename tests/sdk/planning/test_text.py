@@ -90,6 +90,7 @@ def best(profile):
     return potluck.plan(profile, potluck.Training(batch=8)).best
 
 
+@pytest.mark.long
 def test_a_plan_from_a_file_is_judged_as_before(profile, best, tmp_path):
     best.save(tmp_path / "plan.toml")
     loaded = potluck.load_plan(tmp_path / "plan.toml")

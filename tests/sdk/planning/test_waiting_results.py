@@ -65,6 +65,7 @@ def problem(
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("batch", [16, 23, *later([32, 36, 37, 64])])
 def test_two_devices_that_each_hold_half_of_a_model_answer_any_batch(batch, streaming):
@@ -84,6 +85,7 @@ def test_two_devices_that_each_hold_half_of_a_model_answer_any_batch(batch, stre
     assert best.latency_s <= judge(home, halves).latency_s * (1 + 1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_slow_device_more_makes_no_plan_worse_where_results_are_large(streaming):
     wide = {"batch": 45, "result": 4 * MB, "media": 1e9, "streaming": streaming}
@@ -92,6 +94,7 @@ def test_a_slow_device_more_makes_no_plan_worse_where_results_are_large(streamin
     assert both.latency_s <= alone.latency_s * 1.001
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 40))])
 def test_unequal_memories_and_one_request_are_within_1_percent_of_brute_force(seed):
     rng = random.Random(seed)
@@ -116,6 +119,7 @@ def test_a_batch_of_a_large_prime_is_planned_in_single_rows():
     assert make_plans(home).best.micro_batch == 1
 
 
+@pytest.mark.long
 def test_targets_take_no_room_where_nothing_is_trained():
     plain = problem((1_100_000, 30_000), (1, 0.5), batch=40, weights=4000, between=50)
     targeted = replace(plain, target_bytes=40_000)
@@ -126,6 +130,7 @@ def test_targets_take_no_room_where_nothing_is_trained():
     ) == footprint.rows_that_fit(CostTable(plain), 0, 2, 30_000, warm_up=1, replicas=len(names))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("room", [330_000, 370_000, 450_000])
 def test_inputs_that_come_slower_than_they_are_used_may_be_more_than_a_device_holds(room):
     home = problem((room,), (1,), batch=40, weights=400, between=50, result=4, media=1e5)

@@ -55,7 +55,7 @@ def drawn_document(wiring, seed, wait_s=0.001):
     return everybody, tree, rates, document_of(tree, found, waits_s)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_a_tree_and_its_document_are_the_same_network(wiring, seed, tmp_path):
@@ -241,6 +241,7 @@ def seen(wiring, seed):
     return [*names, HOME], tree, rates, tomography
 
 
+@pytest.mark.long
 def test_a_declaration_that_holds_is_not_contradicted():
     tree, rates, tomography = seen("wifi and cables", 1)[1:]
     declared_rates = {one: Figure(value=rate) for one, rate in rates.items()}

@@ -94,6 +94,7 @@ def test_a_document_says_what_it_has_learned():
         )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("off", [0.4, 1.0, 2.5])
 def test_what_runs_show_leads_to_the_truth(seed, off):

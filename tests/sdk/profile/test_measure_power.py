@@ -49,6 +49,7 @@ def metered_home():
         yield home
 
 
+@pytest.mark.long
 def test_a_meter_is_asked_under_a_known_load_and_what_it_says_reaches_the_plan(metered_home):
     a, b = measured(metered_home).devices
     assert (a.power_mark, b.power_mark) == (MEASURED, ASSUMED)

@@ -55,6 +55,7 @@ def spoil(value, rng):
         value[key] = rng.choice(ODD)
 
 
+@pytest.mark.long
 def test_what_is_spoiled_anywhere_is_refused_or_planned_for():
     """No value of a wrong type or size comes as far as a planner."""
     text = profile_file.dumps(potluck.estimate("robot-indoors", "resnet50", max_layers=2))

@@ -39,6 +39,7 @@ def test_every_number_has_source_and_basis(path):
             assert number["reason"].strip(), place
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["devices", "networks", "homes", "models"])
 def test_every_file_loads_by_its_name_and_by_its_path(kind):
     load = {"devices": library.load_device, "networks": library.load_network}.get(

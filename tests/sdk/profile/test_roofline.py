@@ -125,6 +125,7 @@ def test_faster_devices_are_estimated_faster(model):
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", library.names("homes"))
 def test_every_device_of_every_home_can_be_estimated(name):
     graph = library.load_model("mobilenet-v2-cifar")

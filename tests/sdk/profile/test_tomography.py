@@ -23,7 +23,7 @@ def found(wiring, seed, noise_frac):
     return names, tree, rates, tomography
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_flows_that_share_a_medium_are_known_to(wiring):
     names, tree, rates, tomography = found(wiring, 1, 0.03)
@@ -43,6 +43,7 @@ def test_nobody_is_asked_to_send_two_flows_or_to_receive_two():
         assert len(set(receivers)) == len(receivers)
 
 
+@pytest.mark.long
 def test_the_same_measurements_give_the_same_answer():
     first, second = (found("two channels", 3, 0.1)[3] for _ in range(2))
     assert first.best.tree == second.best.tree
@@ -66,6 +67,7 @@ class Played:
         }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rate", [6e4, 6e5, 6e6])
 def test_an_air_is_measured_by_values_that_are_sent(rate):
     names = ["a", "b", "c", "d", HOME]

@@ -52,6 +52,7 @@ def estimated(home, copies):
     return profile.problem(Training(batch=8, optimizer_copies=copies))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("home", library.names("homes"))
 def test_no_estimated_device_passes_more_bytes_than_its_memory_nor_less_than_half(home):
     specs = library.load_home(home).specs

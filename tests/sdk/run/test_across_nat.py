@@ -147,6 +147,7 @@ def connects(internet, address, port):
     return process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.long
 def test_without_a_relay_nobody_gets_in(internet, tmp_path):
     """That the routers are as they should be: else these tests show nothing."""
     home = RelayedHome(internet, tmp_path)
@@ -156,6 +157,7 @@ def test_without_a_relay_nobody_gets_in(internet, tmp_path):
     assert not connects(internet, "192.168.7.2", PORT)  # its own address, like everybody's
 
 
+@pytest.mark.long
 def test_addresses_of_a_virtual_private_network_are_plain_addresses(internet, tmp_path):
     """As WireGuard and Tailscale give them: routed, of another interface, and nothing is told of
     them. (The tunnel is a pair of plain interfaces: what encrypts on the way is not ours.)

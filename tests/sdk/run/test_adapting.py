@@ -59,6 +59,7 @@ def optimistic(profile):
     return replace(profile, network=replace(profile.network, media=media))
 
 
+@pytest.mark.long
 def test_a_fit_leaves_slow_links_and_learns_what_one_machine_learns(home, model, profile):
     run = home.deploy(plan_of(model, "abc"), model, profile=optimistic(profile)).wait()
     history = run.fit(make_data(), epochs=EPOCHS, adapt=True).wait()
@@ -177,6 +178,7 @@ def test_without_it_nothing_is_decided(home, model, profile):
     run.close()
 
 
+@pytest.mark.long
 def test_the_best_plan_stays_and_its_order_too(home, model, profile):
     run = home.deploy(plan_of(model, "a"), model, profile=profile).wait()
     history = run.fit(make_data(), epochs=EPOCHS, adapt=True).wait()
@@ -185,6 +187,7 @@ def test_the_best_plan_stays_and_its_order_too(home, model, profile):
     run.close()
 
 
+@pytest.mark.long
 def test_a_loss_in_the_midst_of_adapting_is_survived(model, profile):
     with memory_home([Spec(name=name, link_rate="1 Mbit/s") for name in (A, B, C)]) as home:
         run = home.deploy(plan_of(model, "abc"), model, profile=optimistic(profile)).wait()
@@ -207,6 +210,7 @@ def test_adapting_needs_a_profile(model):
         assert "home.profile" in caught.value.next_step
 
 
+@pytest.mark.long
 def test_who_the_user_has_planned_without_is_not_taken_again(home, model, profile):
     """Somebody wants their laptop back."""
     slow = optimistic(profile)

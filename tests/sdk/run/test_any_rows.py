@@ -109,7 +109,7 @@ def assert_same_state(state, net):
         )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["batch norm 1d", "batch norm 2d"])
 @pytest.mark.parametrize("name", PLANS)
 def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
@@ -123,7 +123,7 @@ def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
     assert_same_state(state, alone)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [(2, 2), (3, 1), (1, 3)])
 def test_replicas_leave_out_no_row(home, shares):
     net, model = make_model("mlp")
@@ -180,6 +180,7 @@ def test_replicas_with_batch_norm_never_learn_from_single_values(home):
     assert {int(t) for name, t in state.items() if "num_batches" in name} == {n_micro_batches}
 
 
+@pytest.mark.long
 def test_a_live_switch_and_a_checkpoint_between_odd_batches(home, tmp_path):
     net, model = normed_model()
     first = make_plan(
@@ -211,7 +212,7 @@ def test_a_live_switch_and_a_checkpoint_between_odd_batches(home, tmp_path):
     run.close()
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13])
 @pytest.mark.parametrize("name", [*PLANS, "replicas"])
 def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
@@ -247,6 +248,7 @@ def wide(process_home):
     return model, potluck.judge(replace(plan, model=profile.model), profile)
 
 
+@pytest.mark.long
 def test_what_a_step_beyond_the_plan_needs_is_asked_for(process_home, wide):
     model, plan = wide
     run = process_home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
@@ -336,7 +338,7 @@ def still_model(detach):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("cut", [True, False])
@@ -371,6 +373,7 @@ class Twice(torch.nn.Module):
         return self.last(self.norm(self.first(self.norm(x))))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", [A, B])
 def test_a_norm_that_is_called_twice_is_one_norm(home, device):
     net, batches = Twice(), batches_of(BATCHES)

@@ -291,6 +291,7 @@ def test_which_array_has_to_be_said_where_there_are_several(tmp_path):
             open_array(tmp_path, name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["x.npy", "two.npz:x", "t.safetensors:x"])
 def test_a_spoiled_file_is_refused_or_has_rows_that_can_be_read(tmp_path, name, record_property):
     record_property("inputs", N_SPOILED)

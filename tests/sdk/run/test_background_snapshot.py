@@ -57,7 +57,7 @@ def started(home):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(16), *(pytest.param(s, marks=pytest.mark.long) for s in range(16, 600))]
 )
@@ -90,7 +90,7 @@ def test_a_snapshot_comes_home_by_itself_and_forgets_the_batches_before_it(home,
     check_learned(run, history)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", [A, B, C])
 @pytest.mark.parametrize("plan", [*losses.PLANS])
 def test_survivors_go_on_in_the_same_run_from_what_they_have(home, often, plan, lost):

@@ -93,7 +93,7 @@ def deployed(home, model, **more):
     return home.deploy(plan, model, optimizer=potluck.SGD(0.5) if plan.training else None).wait()
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("whole", [False, True], ids=["batches", "whole"])
 def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected, form, whole):
@@ -145,6 +145,7 @@ def test_a_loader_may_fill_the_same_tensors_again(home, model, expected, form, m
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_requests_and_scores_are_those_of_one_machine_whatever_the_form(home, model, training):
     run, net = deployed(home, model, training=training), Reader()
@@ -189,6 +190,7 @@ def test_a_bad_batch_is_refused_and_training_goes_on(home, model, expected):
     run.close()
 
 
+@pytest.mark.long
 def test_what_tokenizers_and_collators_of_transformers_give_is_taken(home):
     """Its ids, types, mask in the tokenizer's order into `forward(input_ids, attention_mask,
     token_type_ids, ...)`.

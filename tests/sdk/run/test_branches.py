@@ -90,6 +90,7 @@ def test_branches_whose_tensors_three_stages_read_train_as_on_one_machine(home):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [TwoEncoders, ForkedStem])
 def test_branches_answer_as_one_machine(home, kind):
     torch.manual_seed(0)
@@ -106,6 +107,7 @@ def test_branches_answer_as_one_machine(home, kind):
     run.close()
 
 
+@pytest.mark.long
 def test_branches_from_profile_to_plan_to_answers(home):
     torch.manual_seed(0)
     net = TwoEncoders().eval()

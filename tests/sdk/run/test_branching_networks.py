@@ -156,7 +156,7 @@ def side_by_side(model, plan):
     return sum(not before for before in wire(plan, segments, training=plan.training).before)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_ten_steps_of_training_equal_one_machine_to_the_bit(home, kind):
     net, model, x, y = made(kind)
@@ -182,7 +182,7 @@ def test_ten_steps_of_training_equal_one_machine_to_the_bit(home, kind):
         assert torch.equal(state[name], tensor), name
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_answers_are_those_of_one_machine(home, kind):
     net, model, x, _ = made(kind)

@@ -47,7 +47,7 @@ def plan_of(model, *, training=True):
     return make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=training)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_not_trained_as_it_was(home, change):
     net, model = made()
@@ -170,7 +170,7 @@ def made_of_every_kind():
     return net, loss, potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", STRUCTURAL)
 def test_no_change_of_what_was_traced_is_passed_over(home, change):
     net, loss, model = made_of_every_kind()
@@ -199,6 +199,7 @@ class Rated:
         return nn.functional.cross_entropy(output, target) * self.rate
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "form",
     [lambda loss: loss, lambda loss: loss.__call__, lambda loss: partial(loss)],
@@ -262,6 +263,7 @@ def test_weights_come_back_whatever_else_was_changed(home):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", ["replaced", "assigned", "converted"])
 def test_it_does_not_answer_as_it_was_nor_get_weights_that_it_would_not_see(home, change):
     net, model = made()
@@ -358,7 +360,7 @@ AFTERWARDS = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", AFTERWARDS)
 def test_a_run_for_inference_never_answers_as_the_module_was(home, change):
     torch.manual_seed(0)

@@ -92,7 +92,7 @@ def alone(net, loss, x, y, *, steps):
     return losses
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_what_they_are_at_deployment_counts_above_and_below(home, kind):
     loss, tensor = LOSSES[kind]()
@@ -105,7 +105,7 @@ def test_what_they_are_at_deployment_counts_above_and_below(home, kind):
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_changed_during_a_fit_they_count_from_the_next_deployment_on(home, kind):
     loss, tensor = LOSSES[kind]()
@@ -118,7 +118,7 @@ def test_changed_during_a_fit_they_count_from_the_next_deployment_on(home, kind)
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_changed_after_deployment_they_are_refused_until_it_is_deployed_again(home, kind):
     loss, tensor = LOSSES[kind]()
@@ -140,7 +140,7 @@ def test_changed_after_deployment_they_are_refused_until_it_is_deployed_again(ho
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_resumed_they_are_those_of_the_file(home, kind, tmp_path):
     loss, _ = LOSSES[kind]()

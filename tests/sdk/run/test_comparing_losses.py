@@ -94,7 +94,7 @@ def trio():
         yield opened
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_loss_that_compares_rows_learns_as_on_one_machine(trio, name, loss):
@@ -131,6 +131,7 @@ def test_it_goes_on_through_a_switch_and_a_loss_of_a_device():
         check_equal(run, reference, alone(reference, clip_loss, batches))
 
 
+@pytest.mark.long
 def test_planners_leave_all_rows_to_the_device_with_the_loss(trio):
     model = model_of(Towers(), clip_loss)
     profile = trio.profile(model, rows=(1, 8), repeats=1).wait()

@@ -73,7 +73,7 @@ def trio():
         yield opened
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one", "pipeline"])
 def test_any_number_of_rows_is_compared_with_each_other_and_with_no_more(trio, name):
     net = Scores()
@@ -126,6 +126,7 @@ def test_plans_that_divide_the_rows_are_refused(trio):
         trio.deploy(parts, model).wait()
 
 
+@pytest.mark.long
 def test_planners_leave_all_rows_to_the_device_that_compares_them(trio):
     model = model_of(Scores())
     profile = trio.profile(model, train=False, rows=(1, 8), repeats=1).wait()

@@ -59,6 +59,7 @@ def is_near(state, expected):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [(1, 1), (1, 3)])
 def test_two_devices_answer_as_one(home, shares):
     net, model, x, _ = made()
@@ -68,6 +69,7 @@ def test_two_devices_answer_as_one(home, shares):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_micro_batches", [1, 2])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_two_devices_train_as_one(home, n_micro_batches, clip):
@@ -84,6 +86,7 @@ def test_two_devices_train_as_one(home, n_micro_batches, clip):
     run.close()
 
 
+@pytest.mark.long
 def test_a_device_with_two_lanes_of_three_trains_as_one(home):
     torch.manual_seed(0)
     net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
@@ -100,6 +103,7 @@ def test_a_device_with_two_lanes_of_three_trains_as_one(home):
     run.close()
 
 
+@pytest.mark.long
 def test_the_optimizers_of_torch_find_the_pieces_of_their_weights(home):
     net, model, x, y = made(tied=False)
     divided = model.divided((1, 1))
@@ -206,6 +210,7 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
     assert list(losses[0]) == pytest.approx(list(losses[1]), abs=TOLERANCE)
 
 
+@pytest.mark.long
 def test_the_best_plan_of_either_model_is_deployed_by_its_name(home):
     net, model, x, _ = made()
     divided = model.divided((1, 1))
@@ -218,6 +223,7 @@ def test_the_best_plan_of_either_model_is_deployed_by_its_name(home):
         run.close()
 
 
+@pytest.mark.long
 def test_a_run_goes_over_to_one_device_and_back(home):
     net, model, x, y = made()
     divided = model.divided((1, 1))
@@ -242,6 +248,7 @@ def test_a_run_goes_over_to_one_device_and_back(home):
     run.close()
 
 
+@pytest.mark.long
 def test_processes_of_their_own_train_as_one_machine(process_home):
     net, model, x, y = made()
     divided = model.divided((1, 1))
@@ -254,6 +261,7 @@ def test_processes_of_their_own_train_as_one_machine(process_home):
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["divided", "rounded"])
 def test_a_lost_device_is_recovered_from(how):
     net, model, x, y = made()

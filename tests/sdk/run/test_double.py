@@ -52,7 +52,7 @@ def differences(run, net):
     }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("make", [whole, Mixed])
 def test_as_exact_as_on_one_machine(home, make, shape):
@@ -78,6 +78,7 @@ def test_as_exact_as_on_one_machine(home, make, shape):
     run.close()
 
 
+@pytest.mark.long
 def test_who_takes_over_while_it_trains_has_lost_no_digit(home):
     net, x, y, model = case(whole)
     run = home.deploy(

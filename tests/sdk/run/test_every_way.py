@@ -233,7 +233,7 @@ def steps_over_a_switch(run, subject, plan):
         yield subject.data
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "pattern", "switch"), some(TRAINING))
 def test_ten_steps_of_adamw_are_those_of_one_machine(trio, subject, policy, pattern, switch):
     times = 2 if policy == "interleaved" else 1
@@ -250,7 +250,7 @@ def test_ten_steps_of_adamw_are_those_of_one_machine(trio, subject, policy, patt
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "pattern", "switch"), some(INFERENCE))
 def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
     """Single requests one after the other, or streams of them, by two who ask at once."""

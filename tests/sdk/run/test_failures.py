@@ -195,7 +195,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGINT, None], ids=["kill -9", "Ctrl-C", "end of script"]
 )

@@ -132,6 +132,7 @@ def check_usable(home, model):
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(
@@ -181,6 +182,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
     check_usable(home, model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(everywhere(fault_injection.REQUESTS), (PLAIN, "copying", C, "agent", 1)),

@@ -126,7 +126,7 @@ def case(frozen):
     return net, x, y, model
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, frozen, shape):
@@ -186,6 +186,7 @@ def test_a_frozen_norm_trains_on_one_row_at_a_time(home):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("net", "what"),
     [

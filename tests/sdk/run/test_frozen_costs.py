@@ -77,7 +77,7 @@ def planned_bytes(plan, problem):
     return sent
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_home, seed):
     rng = random.Random(seed)
@@ -110,6 +110,7 @@ def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_
     assert planned_bytes(plan, problem) == moved
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_replicas_of_every_precision_send_and_hold_what_was_predicted(process_home, dtype):
     """In half precision, replicas add up in float32."""

@@ -85,7 +85,7 @@ def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     assert torch.equal(made.gradients()[: len(flat)], flat)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_training_under_autocast_is_that_of_one_machine(home, shape):
     net, (x, y) = mlp(), data()
@@ -137,6 +137,7 @@ def test_what_is_sent_and_reckoned_under_autocast_has_the_type_that_it_has():
     assert weights[0] == weights[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_answers_under_autocast_are_those_of_one_machine(home, dtype):
     net, (x, _) = mlp().eval(), data()
@@ -214,7 +215,7 @@ def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
 # --- whole modules --------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype):
@@ -234,6 +235,7 @@ def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype)
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_weights_and_values_in_half_precision_are_planned_with_half_of_the_bytes(dtype):
     net, (x, _) = mlp().eval(), data()

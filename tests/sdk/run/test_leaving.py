@@ -55,7 +55,7 @@ def settled(home, run):
     memory_of(home).pass_time(1.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(s, marks=pytest.mark.long) for s in range(10, 400))]
 )
@@ -180,6 +180,7 @@ def test_one_that_goes_before_it_is_left_is_lost_as_any_other(home):
     check_learned(run, history)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", [A, C])
 def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
     run = deployed(home, "both", protect=2)
@@ -196,7 +197,7 @@ def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
     check_learned(run, joined(first, second))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", [0, 5, 20, 40])
 def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(home, after):
     _, model = make_model("mlp")
@@ -214,6 +215,7 @@ def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(ho
     check_learned(run, joined(first, at_last))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", [A, B])
 def test_requests_are_answered_while_a_device_leaves(home, device):
     net, model = make_model("mlp")
@@ -262,6 +264,7 @@ def test_who_joins_later_hears_of_it_in_the_statement():
         assert home.devices.staying == (A, B)
 
 
+@pytest.mark.long
 def test_with_a_profile_the_best_plan_without_it_is_taken(home):
     _, model = make_model("mlp")
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()

@@ -106,7 +106,7 @@ def apart(run, net):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_batches", [12, 11, 9])  # whole rounds, and a last one that is short
 @pytest.mark.parametrize(
     ("inner", "theirs", "outer"),
@@ -205,6 +205,7 @@ SHAPES_OF_BATCHES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES_OF_BATCHES)
 def test_regions_count_by_their_rows_whatever_their_batches_look_like(home, shape):
     net, sizes = network(), (8, 3, 2, 6)

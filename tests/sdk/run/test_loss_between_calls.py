@@ -100,7 +100,7 @@ def check_same(play, how, *, recompute=False):
         torch.testing.assert_close(weights_after[name], tensor, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("how", ["killed", "restarted", "worker"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -112,7 +112,7 @@ def test_whatever_comes_after_a_loss_goes_on_as_if_it_had_stayed(call, how, reco
     check_same(play, how, recompute=recompute)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "worker"])
 @pytest.mark.parametrize("to", SWITCHES.values(), ids=SWITCHES)
 def test_steps_from_before_a_switch_are_not_cut_anew_when_a_device_is_lost_after_it(to, how):

@@ -107,7 +107,7 @@ def check(run, net, begun, losses, expected):
         assert (state[name] - weight).abs().max() <= 0.05 * moved.abs().max(), name
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("gain", [1.0, 300.0], ids=["finite", "overflows at first"])
 def test_training_in_float16_is_that_of_grad_scaler(home, stages, gain):
@@ -128,6 +128,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [PLANS["two stages"], PLANS["a last stage that is shared"]])
 def test_limits_averages_and_growth_are_those_of_one_machine(home, stages, monkeypatch):
     """The factor doubles after three finite steps, until gradients overflow again."""
@@ -167,6 +168,7 @@ def test_a_run_that_is_saved_and_one_that_switches_keep_their_factor(home, tmp_p
     again.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", ["a", "b"])
 def test_whoever_is_lost_takes_no_factor_with_it(lost):
     """Between the steps that are left out at first, and those that are not."""
@@ -191,6 +193,7 @@ def test_whoever_is_lost_takes_no_factor_with_it(lost):
         run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_losses_of_every_kind_of_type_are_scaled(home, reduction):
     """Under autocast this one is in float16, or in float32, as torch has it."""

@@ -53,7 +53,7 @@ def lying(run, monkeypatch, lie, device=B):
     monkeypatch.setattr(engine, "result", lying_result)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("shares", [((B,), (4,)), ((A, B), (2, 2))], ids=["alone", "shared"])
 def test_an_answer_of_another_type_names_the_device(home, monkeypatch, lie, shares):
@@ -69,7 +69,7 @@ def test_an_answer_of_another_type_names_the_device(home, monkeypatch, lie, shar
     run.close()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lie", LIES)
 def test_weights_and_moments_of_another_type_name_the_device(home, monkeypatch, tmp_path, lie):
     _, model = make_model("mlp")

@@ -15,6 +15,7 @@ def small_room(monkeypatch):
     monkeypatch.setattr(agent, "ARENA_BYTES", 4 * 2**20)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_values", [8, 3], ids=["small", "large"])
 def test_a_stage_that_keeps_more_inputs_than_come_in_at_once(n_values):
     """All-forward-all-backward: the second stage keeps every micro-batch's input."""

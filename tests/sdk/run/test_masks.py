@@ -157,7 +157,7 @@ ALL_DROPPED = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL_DROPPED)
 def test_where_all_is_dropped_training_is_that_of_one_machine(home, name):
     """It is the only dropout that torch itself draws alike."""
@@ -195,6 +195,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("call", "what"), REFUSED.values(), ids=REFUSED)
 def test_a_mask_that_cannot_be_divided_is_refused_by_name(call, what):
     x, y = torch.randn(5, 8), torch.randint(0, 4, (5,))

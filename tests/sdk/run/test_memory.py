@@ -50,7 +50,7 @@ def check(run, unseen_bytes=0):
         assert expected - FLOOR_BYTES - unseen_bytes <= (1 + SLACK_FRAC) * used + SLACK_BYTES
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_peaks_of_training_and_inference_are_those_predicted(process_home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
@@ -178,6 +178,7 @@ def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_pr
         run.close()
 
 
+@pytest.mark.long
 def test_weights_that_onnxruntime_holds_twice_are_predicted_so():
     pytest.importorskip("onnxruntime")
     specs = [Spec(name=name, backends=("onnxruntime",)) for name in (A, B)]

@@ -45,7 +45,7 @@ def test_each_device_says_what_it_computes_with(mixed):
     assert "bfloat16" not in stated[PHONE]["dtypes"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 @pytest.mark.parametrize("kind", ["residual", "encoder"])
 def test_a_pipeline_over_torch_and_onnxruntime_equals_one_machine(mixed, kind, stages):

@@ -99,7 +99,7 @@ def without_dropout(net):
     return net
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_transformers_train_over_two_stages_as_on_one_machine(home, kind):
     torch.manual_seed(0)
@@ -118,6 +118,7 @@ def test_transformers_train_over_two_stages_as_on_one_machine(home, kind):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.long
 def test_an_encoder_with_dropout_trains_alike_however_it_is_split(home):
     torch.manual_seed(0)
     case = CASES["encoder"]
@@ -133,6 +134,7 @@ def test_an_encoder_with_dropout_trains_alike_however_it_is_split(home):
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home):
     """Pipelined: equal to one machine. Replicated: batch-norm normalises each share by itself, and
     the running statistics are averaged by rows. Dropout does not depend on the split."""

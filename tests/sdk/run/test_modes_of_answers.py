@@ -91,6 +91,7 @@ def in_evaluation(part):
     return net
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
 def test_a_part_in_training_inside_a_module_in_evaluation_answers_so(home, make):
     net = in_evaluation(make())
@@ -104,7 +105,7 @@ def test_a_part_in_training_inside_a_module_in_evaluation_answers_so(home, make)
     run.close()
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("make", "what"), REFUSED.values(), ids=REFUSED)
 def test_an_answer_of_several_rows_together_is_refused_by_name(make, what, with_loss):
@@ -120,6 +121,7 @@ def test_an_answer_of_several_rows_together_is_refused_by_name(make, what, with_
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make", [lambda: nn.Dropout(), lambda: norm_of(nn.BatchNorm1d)], ids=["dropout", "batch norm"]
 )

@@ -38,6 +38,7 @@ def train_alone(net, x, y, n):
     return losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hours", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
 def test_values_that_take_a_minute_each_end_nothing_in_an_hour(hours):
     torch.manual_seed(1)

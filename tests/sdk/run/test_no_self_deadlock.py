@@ -31,7 +31,7 @@ USES = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("where", ["on_step", "loader"])
 def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
@@ -58,6 +58,7 @@ def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
     assert run.step == N_STEPS + extra + 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("queued", [False, True])
 def test_the_rest_of_a_run_may_be_used_inside_a_fit(run, tmp_path, queued):
     batch, done = make_data("mlp", 4), []

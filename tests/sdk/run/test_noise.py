@@ -98,7 +98,7 @@ def trained(home, model, data, *stages, seed=5):
     return losses, state
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NOISY)
 def test_what_is_drawn_does_not_depend_on_the_plan(home, name):
     net, x, y, model = case(name)
@@ -173,6 +173,7 @@ MIXED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MIXED)
 def test_noise_that_mixes_rows_is_refused(name):
     x = torch.randn(4, 8)
@@ -200,6 +201,7 @@ def seeded(x):
         return x + torch.randn_like(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "noisy",
     [

@@ -27,6 +27,7 @@ def plan(*stages):
     return Plan(planner="by hand", model="net", stages=made, micro_batch=4, n_micro_batches=2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("under_way", [False, True])
 def test_a_switch_that_moves_nothing_is_one(home, under_way):
     torch.manual_seed(0)

@@ -63,7 +63,7 @@ def made(make, **settings):
         return None
 
 
-@pytest.mark.few(4)
+@pytest.mark.long
 @pytest.mark.few(len(SETTINGS))  # of each kind one part, not the same of all
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -110,7 +110,7 @@ def two_steps(optimizer, weight):
     return weight.detach()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", STEEP)
 def test_what_leaves_the_range_of_the_weights_is_refused_and_all_else_equals_torch(kind, dtype):

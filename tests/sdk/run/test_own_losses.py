@@ -62,7 +62,7 @@ def batch_of(seed, rows=ROWS):
     }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("form", "part"), [("mapping", "loss"), ("tuple", 0)])
 def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, form, part):
@@ -103,6 +103,7 @@ OWN = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("part", "more", "says"), OWN.values(), ids=OWN)
 def test_a_part_that_is_not_there_is_said(part, more, says):
     example = batch_of(0, 2)
@@ -112,6 +113,7 @@ def test_a_part_that_is_not_there_is_said(part, more, says):
         potluck.Model.from_torch(Classifier("mapping"), example, loss=part, **more)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("rows", [ROWS, 5])
 def test_a_sum_over_rows_is_the_sum_over_all_devices(pair, plan, rows):

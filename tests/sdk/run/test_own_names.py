@@ -79,6 +79,7 @@ def check_same(found, expected):
         assert torch.allclose(found[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [[((A,), (8,))], [((A,), (8,)), ((B,), (8,))]])
 def test_the_model_and_the_loss_get_their_weights_back(home, stages):
     net, loss, model, x, y = make()

@@ -70,7 +70,7 @@ def trained(home, model, profile, deadline_s):
     return run, fitting.wait()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_a_deadline_is_held_and_the_thrifty_device_works_as_long_as_it_may(
     home, model, profile, alone_s, part
@@ -103,6 +103,7 @@ def test_too_little_time_is_refused_before_a_step(home, model, profile, alone_s)
     run.close()
 
 
+@pytest.mark.long
 def test_who_turns_out_to_be_slow_goes_over_to_the_fastest_and_says_that_it_is_late(
     home, model, profile, alone_s
 ):

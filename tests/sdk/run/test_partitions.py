@@ -36,7 +36,7 @@ def mend(lab, one, other):
     lab.mend(other, one)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("plan", ["pipeline", "replicas", "both"])
 @pytest.mark.parametrize("after", [50, 70, 90])
@@ -50,7 +50,7 @@ def test_devices_that_do_not_reach_each_other_cost_one_of_them(home, way, plan, 
     assert not {A, B} <= {*run.plan.devices}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("device", [A, B])
 @pytest.mark.parametrize("after", [50, 70, 90])
@@ -71,7 +71,7 @@ def test_a_device_that_only_the_notebook_does_not_reach_is_waited_for_a_while(
     assert not history.recoveries
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("device", [A, B, C])
 @pytest.mark.parametrize("after", [50, 70, 90])

@@ -88,7 +88,7 @@ def trained(home, model, plans):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_stage_that_recomputes_changes_a_bit_and_a_switch_turns_it_on_and_off(trio, pattern):
     model = model_of(drawing())
@@ -135,7 +135,7 @@ def deep_model(rows):
     return potluck.Model.from_torch(deep(), x[:8], loss=loss, example_targets=y[:8]), (x, y)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [1, 2])
 def test_peaks_are_those_predicted_and_lower_than_of_kept_activations(process_home, stages):
     rows, micro = 4096, 512

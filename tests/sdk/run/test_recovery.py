@@ -109,7 +109,7 @@ def some_blows(rng, lab):
         yield rng.randrange(MESSAGES), lambda how=how, device=device: how(device)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(s, marks=pytest.mark.long) for s in range(12, 600))]
 )
@@ -150,7 +150,7 @@ def test_the_history_tells_what_was_lost_and_what_it_cost(home):
     check_learned(run, history)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [A, B, C])
 def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(home, lost):
     _, model = make_model("mlp")
@@ -251,7 +251,7 @@ def joined(*histories):
     return History(losses=sum((history.losses for history in histories), ()))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", range(4))
 def test_who_asks_for_weights_as_a_fit_ends_takes_no_loss_from_its_history(home, after):
     """Another thread may be the one that recovers."""
@@ -342,6 +342,7 @@ def test_without_protection_a_loss_ends_the_run(home):
         run.fit(make_data("mlp", ROWS))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protect", [0, -3, 2.5, "often"])
 def test_no_way_to_protect_is_refused_before_anything_is_sent(home, protect):
     with pytest.raises(UserError, match="protect"):
@@ -384,7 +385,7 @@ def model():
     return switching.make_model()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("moment", "device", "how", "after"),
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.long]) for case in SWITCHING],

@@ -89,6 +89,7 @@ def plan_of(model, cut, stages, *, training):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Windows, Heads])
 @pytest.mark.parametrize("train", [True, False])
 def test_a_segments_record_counts_the_entries_of_a_row(kind, train):
@@ -100,7 +101,7 @@ def test_a_segments_record_counts_the_entries_of_a_row(kind, train):
             assert evaluate(port.shape[0], {BATCH: 7}) == 7 * tensor.multiple
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shares", UNEQUAL)
 @pytest.mark.parametrize("kind", [Windows, Heads])
 def test_training_is_that_of_one_machine_at_every_such_cut(home, kind, shares):
@@ -123,6 +124,7 @@ def test_training_is_that_of_one_machine_at_every_such_cut(home, kind, shares):
         run.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shares", UNEQUAL)
 @pytest.mark.parametrize("kind", [Windows, Heads])
 def test_answers_are_those_of_one_machine_at_every_such_cut(home, kind, shares):

@@ -35,7 +35,7 @@ def home():
         yield home
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "leave"])
 def test_it_goes_back_to_the_plan_that_was_chosen(home, how):
     run = deployed(home, optimizer="sgd", protect=4)  # AdamW makes roundings of long runs larger
@@ -63,6 +63,7 @@ def test_it_goes_back_to_the_plan_that_was_chosen(home, how):
     check_learned(run, history, epochs=30, optimizer="sgd")
 
 
+@pytest.mark.long
 def test_not_before_it_is_there_for_a_while(home, monkeypatch):
     monkeypatch.setattr(rejoin, "BACK_S", 1e9)
     run, lab = deployed(home, protect=4), memory_of(home)
@@ -93,7 +94,7 @@ def test_a_plan_that_the_user_switched_to_is_the_one_to_go_back_to(home):
     check_learned(run, joined(first, second), epochs=11)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(s, marks=pytest.mark.long) for s in range(8, 300))]
 )
@@ -130,6 +131,7 @@ def test_whoever_comes_and_goes_whenever_it_learns_what_one_machine_learns(seed)
         check_learned(run, history, epochs=8, optimizer=optimizer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(1, 6), *later([0])])
 def test_the_fewer_steps_are_left_the_less_it_pays(seed):
     problem = random_home(seed, Training(batch=8))

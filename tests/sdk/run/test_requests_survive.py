@@ -62,7 +62,7 @@ def check_answers(run, mlp, n=1, rows=ROWS):
 HOW = "kill", "kill_worker", "pull"
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("plan", "device", "how", "after"),
     [
@@ -92,7 +92,7 @@ def test_whoever_is_lost_at_any_message_all_is_answered_in_order(mlp, plan, devi
         assert len(run.history.recoveries) <= 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.long) for s in range(6, 300))]
 )
@@ -131,6 +131,7 @@ def test_the_history_tells_who_was_lost_and_what_was_asked_again(home, mlp):
     assert "Deploy again" not in recovery.words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [A, B])
 def test_with_a_profile_who_had_no_part_may_take_one(home, mlp, lost):
     _, model = mlp
@@ -256,7 +257,7 @@ def test_answers_of_a_saved_run_are_its_own_after_a_loss(home, tmp_path):
     assert torch.allclose(run(x), before, atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moment", fault_injection.REQUESTS)
 @pytest.mark.parametrize(
     ("device", "how", "after"),
@@ -311,6 +312,7 @@ def ask_on(run, mlp, over, answered):
 LIGHT = ("--backends", "onnxruntime")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "n_kills", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

@@ -82,6 +82,7 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(
         home.deploy(plan, model, schedule=schedule).wait()
 
 
+@pytest.mark.long
 def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     _, model = deep
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()

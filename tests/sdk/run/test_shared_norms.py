@@ -118,7 +118,7 @@ def alone_on(net, loss, batches):
     return losses
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_norm_is_one_norm_wherever_the_layers_lie(home, name):
     net, loss = (make() for make in CASES[name])

@@ -151,7 +151,7 @@ def check_learned(run, kind, batches, plans, tolerance=0.0):
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["cnn", "normed cnn", "transformer"])
 @pytest.mark.parametrize("schedule", [None, "fill-drain", "zb-compact"])
 @pytest.mark.parametrize("name", SIZES)
@@ -163,7 +163,7 @@ def test_stages_of_other_sizes_learn_what_one_machine_learns_to_the_bit(lab, nam
     run.close()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["cnn", "transformer"])
 @pytest.mark.parametrize("name", SHARED)
 def test_replicas_cut_and_join_micro_batches_of_other_sizes(lab, name, kind):
@@ -174,6 +174,7 @@ def test_replicas_cut_and_join_micro_batches_of_other_sizes(lab, name, kind):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["three sizes", "all at the end"])
 def test_batches_of_any_rows_are_cut_from_the_largest_size_down(lab, name):
     plan, batches = plan_of("cnn", SIZES[name]), batches_of("cnn", [13, 16, 1, 7, 32, 18])
@@ -207,6 +208,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_live_switch_goes_over_at_one_step_and_learns_on_to_the_bit(lab, name):
     plans = [plan_of("cnn", stages) for stages in SWITCHES[name]]
@@ -227,6 +229,7 @@ def test_a_live_switch_goes_over_at_one_step_and_learns_on_to_the_bit(lab, name)
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["smaller before", "larger before"])
 def test_a_standby_follows_a_stage_in_its_own_micro_batches_to_the_bit(lab, name):
     """While steps go on, in the middle of a switch."""
@@ -258,7 +261,7 @@ def learned(run, batches, before, after, n):
     return True
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["cnn", "normed cnn"])
 @pytest.mark.parametrize("profiled", [True, False])
 @pytest.mark.parametrize("recovery", ["lightweight", "heavy"])
@@ -284,6 +287,7 @@ def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery, profi
         check_learned(run, kind, batches, [(plan, len(batches))], TOLERANCE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", [False, True])
 def test_masks_are_those_of_the_stages_own_micro_batches_wherever_they_are(lost):
     """And stay so after a loss."""
@@ -353,6 +357,7 @@ def test_a_checkpoint_keeps_the_sizes(lab, tmp_path):
     run.close()
 
 
+@pytest.mark.long
 def test_processes_learn_what_one_machine_learns(process_home):
     kind, stages = "transformer", [((A,), (2,)), ((B, A), (5, 3))]
     plan, batches = plan_of(kind, stages), batches_of(kind, [BATCH, 11, BATCH])

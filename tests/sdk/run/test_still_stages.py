@@ -162,7 +162,7 @@ def check_equal(run, net, shares=(MICRO,)):
         assert torch.allclose(state[name], tensor, atol=1e-5), name
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NETS)
 def test_losses_weights_and_statistics_are_those_of_one_machine(home, name, shape):
@@ -176,7 +176,7 @@ def test_losses_weights_and_statistics_are_those_of_one_machine(home, name, shap
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
     """Drawn masks depend on the seed, the step and the row, so one device says what is right."""
@@ -190,7 +190,7 @@ def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
     assert found[shape, 0.5] != pytest.approx(found["one device", 0.0], rel=1e-3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(
     ("before", "after"),

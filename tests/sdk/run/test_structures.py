@@ -57,7 +57,7 @@ def equal(found, expected):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_an_answer_has_the_structure_of_the_modules(home, name):
     net, x = Answering(STRUCTURES[name]), torch.randn(5, 3, 6, 6)
@@ -129,6 +129,7 @@ def test_the_input_of_an_accelerated_model_may_be_named_in_its_example_too(home)
             fast(y=x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["onnx", "as torch", "torch"])
 def test_planning_to_train_what_has_no_loss_says_so_and_what_would_do(home, tmp_path, kind):
     net, x = nn.Linear(4, 2), torch.randn(2, 4)
@@ -173,7 +174,7 @@ def test_planning_to_train_what_was_measured_for_inference_alone_says_how_to_mea
         potluck.plan(profile, potluck.Training(batch=2))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 def test_a_table_of_positions_is_read_up_to_its_end(home, length):
     class Positions(nn.Module):

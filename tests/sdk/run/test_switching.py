@@ -151,7 +151,7 @@ def check_equal(run, tolerance=0.0, norm=True):
             assert (own[f"{slot}:{name}"] - tensor).abs().max().item() <= tolerance
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"]
 )
@@ -415,6 +415,7 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
 # --- requests -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_request_during_switches_over_slow_links_is_answered_once(lab, model):
     names = "a|bc", "abc shared", "ab", "c"
     run = lab.deploy(plan_of(model, names[0], training=False), model).wait()

@@ -129,7 +129,7 @@ def test_the_network_is_cut_between_its_tied_weights():
     assert first.shared[0].nbytes == 12 * 16 * 4
 
 
-@pytest.mark.few(4)  # each plan in one of the two ways
+@pytest.mark.few(1)  # each plan in one of the two ways
 @pytest.mark.parametrize("thrice", [False, True], ids=["twice", "thrice"])
 @pytest.mark.parametrize("name", PLANS)
 def test_tied_weights_learn_as_on_one_machine(trio, name, thrice):
@@ -146,6 +146,7 @@ def test_tied_weights_learn_as_on_one_machine(trio, name, thrice):
 SPLIT = {"zb-h1": "pipeline", "zb-compact": "three", "zb-v": "and back", "zb-interleaved": "round"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("schedule", "name"), SPLIT.items(), ids=SPLIT)
 def test_backwards_in_two_parts_are_limited_as_on_one_machine(trio, schedule, name):
     """A tied weight has gradients that wait, and others that do not."""
@@ -158,6 +159,7 @@ def test_backwards_in_two_parts_are_limited_as_on_one_machine(trio, schedule, na
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["pipeline", "there and back"])
 def test_with_one_micro_batch_no_bit_differs(trio, name):
     net = Writer()
@@ -187,7 +189,7 @@ def test_all_holders_have_the_same_bits(trio):
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(s, marks=pytest.mark.long) for s in range(12, 300))]
 )
@@ -238,7 +240,7 @@ def profiled(trio):
     return model, trio.profile(model, rows=(1, 2, 4), repeats=1).wait()
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("clipped", [False, True])
 def test_both_simulators_say_the_same_of_it(profiled, name, clipped):

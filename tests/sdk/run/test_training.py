@@ -33,7 +33,7 @@ def largest_difference(state, net):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_one_machine(home, shape):
     kind, (stages, tolerance) = "cnn", SHAPES[shape]
@@ -58,6 +58,7 @@ def test_equals_one_machine(home, shape):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_torchs(home, name):
     ours, torchs = OPTIMIZERS[name]
@@ -209,6 +210,7 @@ def test_the_trained_weights_come_back_into_the_module(home):
     run.close()
 
 
+@pytest.mark.long
 def test_a_module_gets_its_weights_after_the_fits_that_were_begun(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)

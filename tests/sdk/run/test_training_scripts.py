@@ -101,6 +101,7 @@ def raise_stop(*_):
     raise potluck.StopTraining
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "end",
     [lambda *_: potluck.StopTraining, lambda *_: potluck.StopTraining("enough"), raise_stop],
@@ -124,6 +125,7 @@ def test_what_a_callback_raises_ends_the_training_with_it(pair):
     run.close()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -379,6 +381,7 @@ def other_batches():
         yield "stateful", lambda: loading.StatefulDataLoader(data, **others), BATCH
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "make", "batch"), [*other_batches()])
 def test_a_run_does_not_go_on_in_other_batches(pair, tmp_path, kind, make, batch):
     """So many of them have other rows: some would be left out, or taken twice."""
@@ -451,6 +454,7 @@ def unknown_orders():
 UNKNOWN = dict(unknown_orders())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loader", UNKNOWN.values(), ids=UNKNOWN)
 def test_an_order_that_would_be_another_is_refused_before_anything_is_trained(
     pair, tmp_path, loader
@@ -487,7 +491,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     ("again", "from_file"),
@@ -528,6 +532,7 @@ def test_a_fit_that_was_ended_goes_on_with_its_rates_and_moments(
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_batches_that_are_made_in_the_same_memory_are_each_their_own(pair, accumulate):
     """As many readers do: the next batch overwrites the one before."""
@@ -638,6 +643,7 @@ def test_an_order_that_nobody_knows_again_is_refused(pair, tmp_path):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("every", ["step", "epoch"])
 def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
     def options(net):
@@ -757,6 +763,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [(12,), (7, 5), (1, 2, 3, 6), (1,) * 12])
 def test_a_weighted_mean_is_that_of_all_rows_whatever_the_batches(pair, sizes):
     run, (x, y) = deployed(pair), make_data()

@@ -173,7 +173,7 @@ def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
 
 
 # some ten layers of each way, and as many networks again in the long tests
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= N_MARKED)) for seed in SEEDS]
 )

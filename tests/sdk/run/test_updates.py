@@ -184,7 +184,7 @@ def trained(home, plan, maker, limits, schedule, *, ema=None):
     return run
 
 
-@pytest.mark.few(9)
+@pytest.mark.long
 @pytest.mark.parametrize("maker", MAKERS)
 def test_every_optimizer_steps_as_on_one_machine(trio, maker):
     run, net = trained(trio, "pipeline", maker, "none", "none"), make_net()
@@ -193,7 +193,7 @@ def test_every_optimizer_steps_as_on_one_machine(trio, maker):
     run.close()
 
 
-@pytest.mark.few(5)  # every plan and, twice, every limit
+@pytest.mark.few(2)  # every plan and, twice, every limit
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("limits", LIMITS)
 def test_gradients_are_limited_over_all_devices(trio, plan, limits):
@@ -206,7 +206,7 @@ def test_gradients_are_limited_over_all_devices(trio, plan, limits):
     run.close()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rates_follow_a_schedule(trio, schedule):
     for maker in ("nesterov", "adamw groups"):
@@ -231,7 +231,7 @@ def drawn(rng):
     }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seed", [*range(16), *(pytest.param(s, marks=pytest.mark.long) for s in range(16, 400))]
 )

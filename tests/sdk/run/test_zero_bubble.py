@@ -71,7 +71,7 @@ def trained(home, model, plan, schedule=None):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}, ops
 
 
-@pytest.mark.few(4)  # each pattern and schedule in one of the two ways
+@pytest.mark.few(1)  # each pattern and schedule in one of the two ways
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("pattern", "schedule"), CASES)
 def test_two_parts_change_no_bit(trio, pattern, schedule, again):
@@ -85,7 +85,7 @@ def test_two_parts_change_no_bit(trio, pattern, schedule, again):
     assert parts == whole
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-2p", "zb-compact"])
 def test_losses_are_those_of_one_machine(trio, schedule):
     net = plain()
@@ -170,7 +170,7 @@ def test_an_older_agent_is_named_and_gets_whole_backwards(trio, monkeypatch):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-compact"])
 def test_peaks_are_within_those_predicted(process_home, schedule):
     rows, micro = 2048, 256

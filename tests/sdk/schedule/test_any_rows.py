@@ -136,6 +136,7 @@ def test_every_row_goes_where_it_belongs(
         assert sum(fracs) == pytest.approx(float(len(stage.devices) > 1))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("rows", range(1, 41))
 def test_interleaved_stages_take_any_rows(rows):
     plan, segments = make(
@@ -376,6 +377,7 @@ def running_of(running, name):
     return [pair for (norm, _), pair in running.items() if norm == name]
 
 
+@pytest.mark.long
 @settings(max_examples=min(settings().max_examples // 2, 120), deadline=None)
 @given(
     micro_batch=st.integers(1, 6),

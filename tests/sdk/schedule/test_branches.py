@@ -103,6 +103,7 @@ def test_a_branch_that_wants_more_than_its_stem_gives_is_refused():
         check(schedule, 2, before=DIAMOND)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize(("seed", "n_rows"), [*enumerate([24, 23, 17, 9, 5, 2, 1, 37])])
 def test_every_row_takes_its_way_and_gradients_add_up(name, seed, n_rows):

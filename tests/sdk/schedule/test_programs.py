@@ -220,6 +220,7 @@ def gradients(plan, segments):
     }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("multiple", [1, 3])
 @pytest.mark.parametrize("fed_whole", [False, True])
@@ -245,6 +246,7 @@ def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, mul
             assert steps[device, segment.name] == (total if len(replicas) > 1 else None)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SPLITS)
 def test_no_order_of_events_can_block_a_program(name):
     plan, segments = make(SPLITS[name])
@@ -254,6 +256,7 @@ def test_no_order_of_events_can_block_a_program(name):
         follow(compiled, plan, pick=rng.randrange, vectors=gradients(plan, segments))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("policy", [policies.fill_drain, policies.one_f_one_b])
 def test_any_policy_compiles(name, policy):

@@ -69,6 +69,7 @@ def stem_stands_still(segments):
     return (*still, replace(segments[-1], inputs=(cut,)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("statistics", [0, 1, 1000])
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("case", CASES)

@@ -79,6 +79,7 @@ def test_equal_stages_reach_what_no_schedule_beats(n, n_micro_batches):
         assert makespan_s(ZERO_BUBBLE[name](times, n_micro_batches), times) == least_s
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_every_policy_is_legal_and_within_memory_at_any_times(seed):
     rng = random.Random(seed)

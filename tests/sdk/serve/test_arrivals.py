@@ -46,6 +46,7 @@ def test_the_same_seed_draws_the_same():
     assert once != other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
 def test_gaps_of_one_function_vary_as_asked(cv):
     per_s = {"birds": 50.0}

@@ -320,6 +320,7 @@ class Home:
                     self.rings[name].handle(NeighbourMessage(rest[0], rest[1]), now_s)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", [OURS, EPARA], ids=["ours", "epara"])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_request_is_answered_or_refused_once(seed, policy):

@@ -96,6 +96,7 @@ def fits(each):
     return max(variant.times) * variant.memory_bytes <= GPU.memory_bytes
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_reaches_the_guarantee_of_equation_3(seed):
     servers, allocations, demand, remote_frac = random_case(seed)

@@ -65,6 +65,7 @@ def test_frames_come_one_by_one_and_those_in_time_count(fps, least, most):
     assert outcome.satisfied == pytest.approx(fluid, abs=12)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_request_ends_once(scheme, seed):

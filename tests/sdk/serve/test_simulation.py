@@ -87,7 +87,7 @@ def test_two_servers_share_a_stream_that_is_too_fast_for_one():
     assert simulate(two, EPARA).satisfied == pytest.approx(120)
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("printed", [False, True])
 def test_every_request_is_satisfied_late_or_refused(name, printed):
@@ -101,6 +101,7 @@ def test_every_request_is_satisfied_late_or_refused(name, printed):
     assert scheme.differs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workload", ["mixed", "frequency, several processors"])
 def test_the_same_case_has_the_same_outcome(workload):
     case = SweepCase(workload=workload, n_servers=2, n_processors=4, duration_s=5.0)
@@ -195,6 +196,7 @@ class Frames:
                 self.follow(self.node.handle(event, now_s), now_s)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_streams_that_are_granted_whole_have_their_frames_answered_in_time(seed):
     """The simulator counts a stream by its granted rate: frame by frame it is no less."""
@@ -213,6 +215,7 @@ def test_streams_that_are_granted_whole_have_their_frames_answered_in_time(seed)
         assert answered > 0.99
 
 
+@pytest.mark.long
 def test_a_sweep_has_the_same_outcomes_in_any_executor():
     cases = [SweepCase(n_servers=1, n_processors=4, duration_s=2.0, seed=seed) for seed in (1, 2)]
     alone = {(case, s.name): play(case, s) for case in cases for s in (EPARA, OURS)}
@@ -221,6 +224,7 @@ def test_a_sweep_has_the_same_outcomes_in_any_executor():
     assert sweep(cases[:1], [EPARA]) == {(cases[0], "epara"): alone[cases[0], "epara"]}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_sweep_runs_on_a_dask_cluster():
     distributed = pytest.importorskip("distributed")
@@ -250,6 +254,7 @@ def test_what_is_placed_is_what_the_scheme_places():
     assert simulation.placement == place(each.servers, simulation.allocations, each.demand)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ours_is_never_clearly_worse_than_epara():
     """Of the five workloads, below and above capacity: within a hundredth, and better in all."""

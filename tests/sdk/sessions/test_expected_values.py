@@ -207,6 +207,7 @@ N_LONG = 30_000
 MOVES = 40
 
 
+@pytest.mark.long
 def test_no_device_makes_the_notebook_hold_more_than_it_asked_for(record_property):
     storm(Hoarder, first=0, n_sequences=N_SEQUENCES, n_moves=MOVES)
     record_property("inputs", N_SEQUENCES)

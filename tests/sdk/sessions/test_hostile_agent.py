@@ -60,6 +60,7 @@ def errors_of(futures):
     return [future.exception(PATIENCE_S) for future in futures]
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("row", DOES)
 def test_the_link_outlives_an_agent(link, friend, row):
     with TakenOver(row) as agent:

@@ -120,6 +120,7 @@ def test_strict_about_chunks(index, nbytes):
         target.receive(Chunk(transfer=1, index=index), (bytes(nbytes),))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ended", ["acknowledged", "rejected", "dropped"])
 def test_so_many_empty_values_are_under_way_and_no_more(ended):
     """They take no bytes of the window, and their messages wait in memory all the same."""

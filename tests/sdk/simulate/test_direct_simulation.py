@@ -166,7 +166,7 @@ def random_plan(rng, problem):
     )
 
 
-@pytest.mark.few(118)
+@pytest.mark.long
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(300))
 def test_the_direct_way_says_what_the_programs_say(seed, branches):
@@ -267,7 +267,7 @@ def test_of_streams_that_memory_does_not_hold_the_pace_may_be_rough_until_somebo
     assert cache.run(plan, budgets=held).is_settled
 
 
-@pytest.mark.few(60)
+@pytest.mark.few(15)
 @pytest.mark.parametrize("name", ["zb-h1", "zb-2p", "zb-compact"])
 @pytest.mark.parametrize("seed", range(150))
 def test_backwards_in_two_parts_take_what_their_programs_take(seed, name):

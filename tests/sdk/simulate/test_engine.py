@@ -13,6 +13,7 @@ from potluck.simulate.fairness import max_min_rates
 from . import slow_engine
 
 
+@pytest.mark.long
 def test_a_lane_takes_the_smallest_priority_first_and_keeps_it():
     graph = TaskGraph()
     first = graph.add(0, 2.0, priority=5)  # alone at time 0
@@ -214,7 +215,7 @@ def test_no_medium_is_overbooked_at_any_moment(seed):
         assert any(used[m] >= capacity[m] * (1 - 1e-9) for m, _ in route)
 
 
-@pytest.mark.few(401)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("hosts", [False, True])
 @pytest.mark.parametrize("few", [engine.FEW, 0], ids=["all at once", "by islands"])

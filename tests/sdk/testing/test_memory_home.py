@@ -29,6 +29,7 @@ def trained(home, *stages):
     return losses, state
 
 
+@pytest.mark.long
 def test_it_switches_as_processes_do_to_the_bit(home, process_home):
     found = []
     _, model = make_model("mlp")
@@ -50,6 +51,7 @@ def test_it_switches_as_processes_do_to_the_bit(home, process_home):
     assert all(torch.equal(state[name], weights[name]) for name in weights)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [STAGES, (((A, B), (3, 1)),)], ids=["pipeline", "replicas"])
 def test_it_computes_what_processes_compute_to_the_bit(home, process_home, stages):
     (losses, state), (expected, weights) = trained(home, *stages), trained(process_home, *stages)
@@ -125,7 +127,7 @@ def how_it_ends(attempt):
     return None
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "moment", [Moment(Prepare, 0), Moment(Commit, 0), Moment(Execute, 0, "push")], ids=str
 )

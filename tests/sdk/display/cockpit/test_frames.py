@@ -45,6 +45,7 @@ def held(reader, state):
     return reader.sections, texts, rows
 
 
+@pytest.mark.long
 @given(st.lists(SECTIONS, min_size=1, max_size=6))
 def test_patches_make_the_new_of_the_old(steps):
     target, before = {}, {}
@@ -54,6 +55,7 @@ def test_patches_make_the_new_of_the_old(steps):
         before = after
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(SECTIONS, st.integers(0, 5)), min_size=1, max_size=6))
 def test_a_page_that_reads_every_frame_holds_the_state(steps):
     state = CockpitState()

@@ -103,7 +103,7 @@ def spoiled(frame, rng):
     return struct.pack("<I", len(document)) + document + frame[4 + head_length :]
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_whole_frame_sets_right_whatever_came_before(page, seed):
     rng = random.Random(seed)
@@ -121,6 +121,7 @@ def test_a_whole_frame_sets_right_whatever_came_before(page, seed):
     assert page.locator("#cockpit img, #cockpit script, #cockpit iframe").count() == 0
 
 
+@pytest.mark.long
 def test_frames_after_a_gap_wait_for_a_whole_one(page):
     frames, whole, names = history()
     feed(page, frames[0], *frames[4:])

@@ -33,7 +33,7 @@ def shot(page):
     return page.screenshot(full_page=True)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", SIZES)
 def test_the_page_looks_as_it_did(opened, played, shots, name):
     started(played)
@@ -43,7 +43,7 @@ def test_the_page_looks_as_it_did(opened, played, shots, name):
     likeness.check(shot(page), f"cockpit-{name}", shots)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_records_look_as_they_did(browser, shots, scheme):
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1000, "height": 900})

@@ -104,6 +104,7 @@ def test_what_is_no_plan_is_refused(planned):
         planned[0].cockpit(WORKLOAD, plans=["the fast one"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_person_looks_at_another_plan_in_a_browser(browser, observer, shots):
     server = PageServer(observer, may_act=True)
@@ -130,6 +131,7 @@ def test_a_person_looks_at_another_plan_in_a_browser(browser, observer, shots):
         server.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "wish",
     [

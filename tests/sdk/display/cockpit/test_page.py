@@ -185,6 +185,7 @@ def test_the_page_shows_everything_readably(opened, played, shots, width, dark):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_names_of_others_are_text(opened, played):
     members = [observations.member(name) for name in HOSTILE]
@@ -201,6 +202,7 @@ def test_names_of_others_are_text(opened, played):
     assert page.locator("#cockpit img, #cockpit script").count() == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played):
     """Long tasks are counted, not timed: what takes more than 200 ms is felt."""
@@ -246,6 +248,7 @@ def test_the_keyboard_is_enough(opened, played):
     page.wait_for_function("() => ROOT().querySelectorAll('.pt.dim').length > 0")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_whoever_cannot_see_is_told(opened, played):
     started(played)
@@ -267,6 +270,7 @@ def test_whoever_cannot_see_is_told(opened, played):
     assert unnamed == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_imagining_follows_the_hand(opened, played):
     started(played)
@@ -292,6 +296,7 @@ def lines_that_stick_out(page):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 400, 320])
 def test_long_and_foreign_names_stay_inside(opened, played, width):
@@ -310,6 +315,7 @@ def test_long_and_foreign_names_stay_inside(opened, played, width):
     assert shown_name.evaluate("e => getComputedStyle(e).direction") == "ltr"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_page_loaded_again_shows_the_limits_and_the_home_that_are_imagined(opened, played):
     started(played)
@@ -330,6 +336,7 @@ def test_a_page_loaded_again_shows_the_limits_and_the_home_that_are_imagined(ope
     other.wait_for_function("() => ROOT().querySelector('.limits output').textContent === 'any'")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_goes_wrong_is_not_hidden(opened, played):
     """A loss that is no number, plans beyond the picture, a closed home."""
@@ -346,6 +353,7 @@ def test_what_goes_wrong_is_not_hidden(opened, played):
     page.get_by_text("The home is closed: this is what was seen last.").wait_for()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_power_is_of_those_who_are_there_and_each_colour_is_one_device(opened, played):
     for second in range(30):
@@ -369,6 +377,7 @@ def test_power_is_of_those_who_are_there_and_each_colour_is_one_device(opened, p
     assert tops[-1] > tops[0]  # lower in the picture: one has gone
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_was_picked_stays_picked_while_steps_come(opened, played):
     started(played)

@@ -62,6 +62,7 @@ def status_of(page):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("data", SAID.values(), ids=SAID)
 def test_however_many_strangers_there_are_few_stay_and_the_owner_is_answered(page, data):
     there = strangers(page.port, data, 3 * MOST_CONNECTIONS)

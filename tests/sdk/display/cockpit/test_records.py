@@ -44,7 +44,7 @@ def column(page, within=""):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", VALUES)
 def test_a_column_sorts_by_value_whatever_its_units(page, name):
     values, say = VALUES[name]
@@ -64,6 +64,7 @@ def test_a_column_sorts_by_value_whatever_its_units(page, name):
     assert page.locator("th[aria-sort=descending]").count() == 1
 
 
+@pytest.mark.long
 def test_the_keyboard_sorts_and_the_total_stays_below(page):
     put(page, html.profile(example.PROBLEM))
     page.locator("summary").first.focus()
@@ -77,6 +78,7 @@ def test_the_keyboard_sorts_and_the_total_stays_below(page):
     assert column(page, "details[open]") == before[::-1]
 
 
+@pytest.mark.long
 def test_two_fragments_and_one_that_is_drawn_again_sort_each_for_itself(page):
     one, two = (
         html.of_table(n, Table(title=n, columns=("a",), rows=((f"{n}2",), (f"{n}1",))))
@@ -98,6 +100,7 @@ def test_where_scripts_are_off_tables_are_plain(browser):
     context.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [320, 400, 800])
 def test_a_wide_table_scrolls_in_its_place(browser, width):
     """The page itself is no wider than a phone."""
@@ -109,6 +112,7 @@ def test_a_wide_table_scrolls_in_its_place(browser, width):
     context.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_records_are_readable_on_light_and_on_dark(browser, shots, scheme):
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1000, "height": 900})

@@ -37,6 +37,7 @@ def drawn(page):
     return page.evaluate("document.getElementById('trace').toDataURL()")
 
 
+@pytest.mark.long
 def test_it_shows_a_trace_zooms_and_tells_of_each_slice(opened, shots):
     page = opened(example.PREDICTED, example.MEASURED)
     status, trace = page.locator("#told"), page.locator("#trace")
@@ -54,6 +55,7 @@ def test_it_shows_a_trace_zooms_and_tells_of_each_slice(opened, shots):
     assert "µs from" in status.text_content()
 
 
+@pytest.mark.long
 def test_names_of_others_are_text(opened):
     for name in HOSTILE:
         events = tuple(replace(e, device=name, label=name) for e in example.MEASURED.events)
@@ -62,6 +64,7 @@ def test_names_of_others_are_text(opened):
         assert page.evaluate("window.hurt === undefined")
 
 
+@pytest.mark.long
 def test_another_trace_is_opened_and_what_is_none_is_said(opened, tmp_path):
     page = opened(example.MEASURED)
     other, wrong = tmp_path / "other.json", tmp_path / "wrong.json"

@@ -70,6 +70,7 @@ def rows(n):
     return np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)
 
 
+@pytest.mark.long
 def test_triton_finds_the_server_and_its_models(client):
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -423,6 +424,7 @@ def n_free_streams(service):
     return len(held)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_blanks", [0, 100_000])
 def test_a_stream_whose_reader_has_left_ends(gateway, n_blanks):
     """Before its first event, too: a long body is read beside the rest, and it leaves meanwhile."""

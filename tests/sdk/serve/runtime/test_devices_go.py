@@ -46,6 +46,7 @@ def until_back(home, service, names):
     raise AssertionError(f"only {sorted(service.devices)} have it")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "kill_worker", "pull"])
 def test_requests_of_a_device_that_is_lost_are_answered_by_the_other(model, net, how):
     with memory_home(2) as home:
@@ -59,6 +60,7 @@ def test_requests_of_a_device_that_is_lost_are_answered_by_the_other(model, net,
         assert (stats.n_answered, stats.n_asked, stats.n_refused) == (80, 80, 0)
 
 
+@pytest.mark.long
 def test_agents_are_killed_one_after_the_other_and_each_request_ends_once(model, net):
     with memory_home(3) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
@@ -105,6 +107,7 @@ def test_a_device_that_wants_to_leave_is_drained(model, net):
         assert service.stats.n_again == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [None, (1, 1)], ids=["whole", "divided by tensor"])
 def test_a_device_that_is_back_answers_by_the_values_that_the_others_have(shares):
     torch.manual_seed(0)

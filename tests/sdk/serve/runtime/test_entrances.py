@@ -59,6 +59,7 @@ PAUSES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", PAUSES)
 def test_a_device_without_time_hands_on_and_the_answer_tells_the_way(
     where, request, model, net, monkeypatch

@@ -177,6 +177,7 @@ def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
         assert service.stats.n_failed == 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "error"),
     [
