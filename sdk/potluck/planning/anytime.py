@@ -519,9 +519,8 @@ def improve(
                 if pool.knows(other) or not pool.may_beat(other, reached):
                     continue
                 tries += 1
-                ours = score_flat_too(
-                    pool, replace(other, planner="potluck"), current
-                )  # whoever made it
+                other = replace(other, planner="potluck")  # whoever made it
+                ours = score_flat_too(pool, other, current)
                 if pool.score(ours) < reached * (1 - 1e-4):
                     better = ours
                     break

@@ -173,6 +173,32 @@ def test_what_the_bounds_say_holds(place, without):
     assert without != "landlock" or bounds["reading"] == sandbox.READS_ALL
 
 
+ANOTHER_TORCH = """
+import socket, sys
+sys.path.insert(0, sys.argv[1])
+from potluck_agent.worker import sandbox
+nowhere = sandbox.nowhere()
+ours, theirs = socket.socketpair()
+sandbox.isolate(ours)
+from potluck_agent.worker import torch_setup
+torch_setup._STAND_INS["torch.fx.experimental.symbolic_shapes"].clear()
+torch_setup.prepare(1)
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+cache_dir()  # torch 2.11 makes it when its compiler is loaded
+sandbox.confine(64 << 20, nowhere)
+import torch
+print(int((torch.ones(2, 2) @ torch.ones(2, 2)).sum()))
+"""
+
+
+def test_a_torch_that_loads_its_compiler_gets_ready_where_no_folder_may_be_made(tmp_path):
+    pytest.importorskip("torch")
+    line = [sys.executable, "-c", ANOTHER_TORCH, SOURCE]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, list(tmp_path.iterdir())) == ("8\n", []), done.stderr
+
+
 def snapshot(place):
     """All that could be changed there."""
     return [
