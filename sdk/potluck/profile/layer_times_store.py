@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
     from potluck.sessions.members import Members
 
-SCHEMA = 2  # a newer one measures anew
+SCHEMA = 3  # a newer one measures anew
 
 
 def cache_dir() -> Path:

@@ -15,6 +15,15 @@ from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserEr
 from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.assumed_power import assumed_watts
+from potluck.profile.call_cost import (
+    N_FEW,
+    N_MANY,
+    NO_CALL,
+    call_cost,
+    seconds_of,
+    tiny_piece,
+    without,
+)
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.layer_times_store import LayerTimesStore, about_of
 from potluck.profile.link_probes import WAIT_BYTES
@@ -36,6 +45,7 @@ PROBE_REPEATS = 3
 SHORT_REPEATS = 9
 TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
 MAX_REPEATS = 64  # what agents accept
+CALL_REPEATS = 16
 # What a worker takes beside tensors: kernels and buffers that libraries make at first use. Up to
 # 1.5 MiB in workers that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
 FLOOR_BYTES = 8 * 2**20
@@ -63,6 +73,7 @@ class Bench:
         self._task = task
         self._n_tasks, self._n_done = max(n_tasks, 1), 0
         self.beside: dict[str, int] = {}  # devices that others used meanwhile -> how many did
+        self.calls: dict[tuple[str, bool], LayerCost] = {}  # (device, for training) -> of a call
 
     def done(self, text: str) -> None:
         """One more thing is measured."""
@@ -72,7 +83,7 @@ class Bench:
     def layer(
         self, device: str, model: Any, index: int, train: bool, rows: Sequence[int], n: int
     ) -> LayerCost:
-        """The times of one layer on one device.
+        """The times of one layer on one device, without those of a call.
 
         Parameters
         ----------
@@ -95,13 +106,49 @@ class Bench:
         name = f"{'train' if train else 'infer'}-{index}"
         document = document_for(model, device, kind, index, index + 1, train=train)
         sizes = _possible(rows, model.layers(train)[index : index + 1], train)
-        order = Measure(task=name, kind=kind, train=train, rows=sizes, repeats=n)
+        cost = self._piece(device, name, kind, document, train, sizes, n)
+        self.done(f"{device}: {name}")
+        return without(cost, self.call(device, kind, train))
+
+    def call(self, device: str, kind: str, train: bool) -> LayerCost:
+        """What a call of a piece takes there beside its layers, measured once; of emulated devices,
+        whose tasks last as long as told, and of ONNX pieces, nothing.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        kind
+            Of the piece.
+        train
+            Forward and backward.
+        """
+        if kind != "aten" or self._members[device].capability.get("emulated"):
+            return NO_CALL
+        if (device, train) not in self.calls:
+            few, many = (
+                self._piece(device, "call", kind, tiny_piece(n), train, (1,), CALL_REPEATS)
+                for n in (N_FEW, N_MANY)
+            )
+            self.calls[device, train] = call_cost(few, many)
+        return self.calls[device, train]
+
+    def _piece(
+        self,
+        device: str,
+        name: str,
+        kind: str,
+        document: bytes,
+        train: bool,
+        rows: Sequence[int],
+        n: int,
+    ) -> LayerCost:
+        order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
         self._task.check()
         answers = self._link.ask(RequestAll(requests={device: (order, (document,))})).result()
         answer, _ = answers[device]
         if answer.n_beside:
             self.beside[device] = max(answer.n_beside, self.beside.get(device, 0))
-        self.done(f"{device}: {name}")
         return LayerCost(
             rows=tuple(answer.rows),
             forward_s=tuple(answer.forward_s),
@@ -325,6 +372,7 @@ def profile(
         warnings.warn(note, stacklevel=2)
     notes += connected.notes
     cores = _cores(bench, model, found, capabilities)
+    calls = {name: _call_s(bench, name, costs) for name, costs in found.items()}
     if watts is not False:
         powers = measured_before if measured_before is not None else {}
         again = bool(watts)
@@ -343,7 +391,11 @@ def profile(
         model=name_of(model),
         signature=model.signature,
         devices=tuple(
-            _powered(device_of(name, capability, cores.get(name)), members[name], measured_before)
+            _powered(
+                device_of(name, capability, cores.get(name), call_s=calls[name]),
+                members[name],
+                measured_before,
+            )
             for name, capability in capabilities.items()
         ),
         network=connected.network,
@@ -456,12 +508,13 @@ def _costs(
     save: LayerTimesStore | None,
     notes: list[str],
 ) -> tuple[LayerCost, ...]:
-    layers = model.layers(train)
+    layers, backends = model.layers(train), members[device].capability.get("backends", ())
     n_layers, needed = len(layers), _possible(rows, layers, train)
     # made for one session: what it was last time says nothing
     if members[device].capability.get("emulated"):
         store = save = None
     about = about_of(members[device].key, members[device].capability)
+    call_signature = f"a call of a piece: {kind_on(model, device, backends, train=train)}"
     if store is not None:
         try:
             kept = store.load(model.signature, about, train=train, rows=needed, n_layers=n_layers)
@@ -469,7 +522,9 @@ def _costs(
             warnings.warn(str(error), stacklevel=2)
             notes.append(str(error))
         else:
-            if kept is not None:
+            call = store.load(call_signature, about, train=train, rows=(1,), n_layers=1)
+            if kept is not None and call is not None:
+                bench.calls[device, train] = call[0]
                 for index in range(n_layers):
                     bench.done(f"{device}: layer {index} known")
                 return kept
@@ -483,6 +538,7 @@ def _costs(
         )
     elif save is not None:
         save.save(model.signature, about, costs, train=train)
+        save.save(call_signature, about, (bench.calls.get((device, train), NO_CALL),), train=train)
     return costs
 
 
@@ -520,7 +576,10 @@ def _host_cores(
     """
     costs = [modes[train] for modes in found.values()]
     rows = costs[0][0].rows[-1]
-    alone_s = [mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)]
+    call_s = mean(_call_s(bench, name, {train: ()}) for name in found) * (2 if train else 1)
+    alone_s = [
+        call_s + mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)
+    ]
     index = max(range(len(alone_s)), key=alone_s.__getitem__)
     repeats = min(max(3, int(TOGETHER_S / max(alone_s[index], 1e-9))), MAX_REPEATS)
     together_s = bench.together_s(found, model, index, train, rows, repeats)
@@ -530,6 +589,13 @@ def _host_cores(
         int(some.get("cores") or 1) / int(some.get("threads") or 1),
         alone_s[index] / max(together_s, 1e-9),
     )
+
+
+def _call_s(bench: Bench, name: str, costs: Costs) -> float:
+    """Seconds of a call there, where it is known; of training, if the device was measured for
+    it.
+    """
+    return seconds_of(bench.calls.get((name, True in costs), NO_CALL))
 
 
 def _heaviest_s(cost: LayerCost) -> float:
@@ -581,7 +647,13 @@ def by_host(
     return {name: found[name] for group in groups.values() for name in group}
 
 
-def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None = None) -> Device:
+def device_of(
+    name: str,
+    capability: Mapping[str, Any],
+    host_cores: float | None = None,
+    *,
+    call_s: float = 0.0,
+) -> Device:
     """The device as planners see it, from its capability statement.
 
     Parameters
@@ -592,11 +664,13 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
         Its capability statement.
     host_cores
         Devices at full speed at once on its machine.
+    call_s
+        What a call of a piece takes, beside its layers and what any instruction takes.
     """
     device = Device(
         name=name,
         memory_bytes=int(capability.get("available_bytes", capability["memory_bytes"])),
-        overhead_s=float(capability.get("overhead_s") or 0.0),
+        overhead_s=float(capability.get("overhead_s") or 0.0) + call_s,
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,
         host=str(capability.get("host") or ""),
