@@ -130,6 +130,13 @@ def start_words(arguments: Sequence[str]) -> list[str]:
 
 
 def _add_device(add: Callable[..., object]) -> None:
+    _add_network(add)
+    _add_computing(add)
+    _add_records(add)
+    _add_trust(add)
+
+
+def _add_network(add: Callable[..., object]) -> None:
     add("--name", default=None, help="what this device is called (default: the host's name)")
     add(
         "--bind",
@@ -150,6 +157,9 @@ def _add_device(add: Callable[..., object]) -> None:
         action="store_false",
         help="do not announce this device in the network",
     )
+
+
+def _add_computing(add: Callable[..., object]) -> None:
     add(
         "--memory",
         type=_size,
@@ -180,6 +190,9 @@ def _add_device(add: Callable[..., object]) -> None:
         metavar="IDLE,BUSY,RADIO",
         help="watts, where nothing can be measured",
     )
+
+
+def _add_records(add: Callable[..., object]) -> None:
     record = (
         "keep all that happens for `potluck agent replay`: messages, no tensors, models or "
         "secrets (at most 64 MiB)"
@@ -190,6 +203,9 @@ def _add_device(add: Callable[..., object]) -> None:
     add(
         "--log-level", choices=LEVELS, default="info", help="the least that is kept (default: info)"
     )
+
+
+def _add_trust(add: Callable[..., object]) -> None:
     relay = (
         "be reached through this relay: an invitation, made there by `potluck agent relay invite`"
     )

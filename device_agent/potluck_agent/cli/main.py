@@ -88,7 +88,6 @@ def _start(chosen: Options, directory: Path) -> int:
 
 def _run(chosen: Options, directory: Path, log: Any) -> int:
     from potluck_agent.net.event_log import EventLog
-    from potluck_agent.net.event_loop import EventLoop
     from potluck_wire.pairing import new_code
 
     note = (
@@ -97,26 +96,10 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         else (lambda text: _print_line(sys.stdout, text))
     )
     availability.check(chosen.rules, chosen.system_root)
-    identity = keys.identity(directory)
+    identity, journal = keys.identity(directory), EventLog(log, note)
     _await_network(chosen.await_network_s)
     check_descriptors()
-    meter, facts = meter_and_facts(chosen)
-    computes = _processors(chosen, note)
-    facts |= {"threads": computes.threads, "processors": list(computes.rows)}
-    settings = _settings(chosen, identity, facts, computes.device_bytes, directory)
-    net = EventLoop(
-        core=_core(chosen, settings, note),
-        identity=identity,
-        state_dir=directory,
-        name=chosen.name,
-        host=chosen.bind,
-        port=chosen.port,
-        trusted=chosen.trusted,
-        start_worker=lambda: _start_worker(chosen, settings, computes),
-        meter=meter,
-        journal=(journal := EventLog(log, note)),
-        may_rest=settings.is_told_times or bool(computes.provider or computes.device),
-    )
+    net = _event_loop(chosen, directory, identity, note, journal)
     announcement: Any = None
     try:
         claim = control_files.claim(
@@ -148,6 +131,35 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
             announcement.close()
         _remove_scratch(chosen)
     return 0
+
+
+def _event_loop(
+    chosen: Options,
+    directory: Path,
+    identity: keys.Identity,
+    note: Callable[[str], None],
+    journal: Any,
+) -> Any:
+    """All sockets and the core, for a worker on the processors that are fastest here."""
+    from potluck_agent.net.event_loop import EventLoop
+
+    meter, facts = meter_and_facts(chosen)
+    computes = _processors(chosen, note)
+    facts |= {"threads": computes.threads, "processors": list(computes.rows)}
+    settings = _settings(chosen, identity, facts, computes.device_bytes, directory)
+    return EventLoop(
+        core=_core(chosen, settings, note),
+        identity=identity,
+        state_dir=directory,
+        name=chosen.name,
+        host=chosen.bind,
+        port=chosen.port,
+        trusted=chosen.trusted,
+        start_worker=lambda: _start_worker(chosen, settings, computes),
+        meter=meter,
+        journal=journal,
+        may_rest=settings.is_told_times or bool(computes.provider or computes.device),
+    )
 
 
 def _announced(chosen: Options, port: int, key: str, note: Callable[[str], None]) -> Any:

@@ -3,7 +3,12 @@
 import argparse
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from potluck.coordinator.coordinator import Coordinator
 
 IDLE_S = 600.0  # then one that a notebook has started ends, where nothing is trained
 
@@ -79,9 +84,7 @@ def main(args: argparse.Namespace) -> int:
     coordinator = Coordinator(folder, lambda: Home.discover(state=state), reach, reads=reads)
     coordinator.trusted = known
     server = CoordinatorServer(coordinator, keys, known, host=args.address, port=args.port)
-    ending = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
+    goes_on = _until_told(coordinator, args.until_idle)
     coordinator.seat = Seat(key=public, host=args.address, port=server.port)
     write_place(folder, args.address, server.port)
     print(f"Coordinating at {args.address}:{server.port}, key '{public}'", flush=True)
@@ -90,12 +93,6 @@ def main(args: argparse.Namespace) -> int:
     if joined is not None:
         joining = Joining(coordinator, joined.ask, lambda text: print(text, flush=True))
         joining.start()
-
-    def goes_on(silent_s: float) -> bool:
-        is_busy = coordinator.under_way or coordinator.followed
-        is_idle = args.until_idle and silent_s > IDLE_S and not is_busy
-        return not ending.is_set() and not is_idle
-
     try:
         server.serve(goes_on)
     finally:
@@ -105,6 +102,22 @@ def main(args: argparse.Namespace) -> int:
         coordinator.close()
         mine.close()
     return 0
+
+
+def _until_told(coordinator: "Coordinator", until_idle: bool) -> Callable[[float], bool]:
+    """Whether to go on, asked with the seconds since somebody was heard: until a signal, or until
+    nothing is trained here.
+    """
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+
+    def goes_on(silent_s: float) -> bool:
+        is_busy = coordinator.under_way or coordinator.followed
+        is_idle = until_idle and silent_s > IDLE_S and not is_busy
+        return not ending.is_set() and not is_idle
+
+    return goes_on
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -277,6 +277,21 @@ def stats(found: Stats) -> Table:
     )
 
 
+def _axes(x: Scale, y: Scale) -> list[Item]:
+    """Seconds along, milliseconds upwards, with a line at each of these."""
+
+    def label(x_px: float, y_px: float, text: str, anchor: str = "end") -> Text:
+        return Text(x=x_px, y=y_px, text=text, size=10, fill="muted", anchor=anchor)
+
+    items: list[Item] = []
+    for value in axes.ticks(0.0, y.high, 6):
+        items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
+        items.append(label(x.start - 8, y(value), f"{value:g}"))
+    for value in axes.ticks(0.0, x.high, 10):
+        items.append(label(x(value), y.start + 14, f"{value:g}", "middle"))
+    return [*items, label(x.start - 8, y.stop - 10, "ms"), label(x.stop, y.start + 28, "seconds")]
+
+
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -303,29 +318,9 @@ def over_time(found: Stats, lines: dict[str, list[tuple[float, float]]] | None =
         stop=58.0,
     )
     items: list[Item] = [
-        Text(x=timeline.MARGIN, y=20, text="Time of each request", size=15, bold=True)
+        Text(x=timeline.MARGIN, y=20, text="Time of each request", size=15, bold=True),
+        *_axes(x, y),
     ]
-    up, across = axes.ticks(0.0, y.high, 6), axes.ticks(0.0, x.high, 10)
-    for value in up:
-        items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
-        items.append(
-            Text(x=x.start - 8, y=y(value), text=f"{value:g}", size=10, fill="muted", anchor="end")
-        )
-    for value in across:
-        items.append(
-            Text(
-                x=x(value),
-                y=y.start + 14,
-                text=f"{value:g}",
-                size=10,
-                fill="muted",
-                anchor="middle",
-            )
-        )
-    items.append(Text(x=x.start - 8, y=y.stop - 10, text="ms", size=10, fill="muted", anchor="end"))
-    items.append(
-        Text(x=x.stop, y=y.start + 28, text="seconds", size=10, fill="muted", anchor="end")
-    )
     colours = ("grey", "orange", "purple", "sky")  # none of those of the dots
     for colour, curve in zip(colours, curves.values(), strict=False):
         items.append(

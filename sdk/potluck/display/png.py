@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.display.palette import INK, PAPER
-from potluck.display.scene import Dot, Item, Line, Rect, Scene, paint
+from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, paint
 from potluck.errors import UserError
 from potluck.sanitized_text import harmless
 
@@ -51,62 +51,73 @@ def _colour(name: str, opacity: float = 1.0) -> tuple[str, float]:
 
 
 def _paint(axes: Any, item: Item, order: int) -> None:
-    from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
+    match item:
+        case Rect():
+            _paint_rect(axes, item, order)
+        case Line():
+            _paint_line(axes, item, order)
+        case Dot():
+            _paint_dot(axes, item, order)
+        case _:
+            _paint_text(axes, item, order)
 
-    if isinstance(item, Rect):
-        colour, alpha = _colour(item.fill, item.opacity)
-        style: dict[str, Any] = {
-            "facecolor": colour,
-            "alpha": alpha,
-            "linewidth": 0,
-            "zorder": order,
-        }
-        radius = min(item.radius, item.width / 2, item.height / 2)
-        if radius > 0:
-            box = f"round,pad=0,rounding_size={radius}"
-            axes.add_patch(
-                FancyBboxPatch((item.x, item.y), item.width, item.height, boxstyle=box, **style)
-            )
-        else:
-            axes.add_patch(Rectangle((item.x, item.y), item.width, item.height, **style))
-    elif isinstance(item, Line):
-        colour, alpha = _colour(item.stroke, item.opacity)
-        xs, ys = zip(*item.points, strict=True) if item.points else ((), ())
-        width = item.width * POINTS_PER_PIXEL
-        dash = {"dashes": (4 / item.width, 3 / item.width)} if item.dashed else {}
-        axes.plot(
-            xs,
-            ys,
-            color=colour,
-            alpha=alpha,
-            linewidth=width,
-            zorder=order,
-            solid_joinstyle="round",
-            **dash,
-        )
-    elif isinstance(item, Dot):
-        colour, alpha = _colour(item.fill)
-        face, edge = ("none", colour) if item.ring else (colour, "none")
-        width = 2 * POINTS_PER_PIXEL if item.ring else 0
-        look: dict[str, Any] = {
-            "facecolor": face,
-            "edgecolor": edge,
-            "alpha": alpha,
-            "linewidth": width,
-        }
-        axes.add_patch(Circle((item.x, item.y), item.radius, zorder=order, **look))
+
+def _paint_rect(axes: Any, rect: Rect, order: int) -> None:
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+
+    colour, alpha = _colour(rect.fill, rect.opacity)
+    style: dict[str, Any] = {"facecolor": colour, "alpha": alpha, "linewidth": 0, "zorder": order}
+    radius = min(rect.radius, rect.width / 2, rect.height / 2)
+    corner, size = (rect.x, rect.y), (rect.width, rect.height)
+    if radius > 0:
+        box = f"round,pad=0,rounding_size={radius}"
+        axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=box, **style))
     else:
-        colour, alpha = _colour(item.fill)
-        across = {"start": "left", "middle": "center", "end": "right"}[item.anchor]
-        axes.text(
-            item.x,
-            item.y + 0.35 * item.size,
-            harmless(item.text).replace("$", r"\$"),
-            color=colour,
-            alpha=alpha,
-            fontsize=item.size * POINTS_PER_PIXEL,
-            fontweight="bold" if item.bold else "normal",
-            ha=across,
-            va="baseline",
-            zorder=order,
-        )
+        axes.add_patch(Rectangle(corner, *size, **style))
+
+
+def _paint_line(axes: Any, line: Line, order: int) -> None:
+    colour, alpha = _colour(line.stroke, line.opacity)
+    xs, ys = zip(*line.points, strict=True) if line.points else ((), ())
+    dash = {"dashes": (4 / line.width, 3 / line.width)} if line.dashed else {}
+    axes.plot(
+        xs,
+        ys,
+        color=colour,
+        alpha=alpha,
+        linewidth=line.width * POINTS_PER_PIXEL,
+        zorder=order,
+        solid_joinstyle="round",
+        **dash,
+    )
+
+
+def _paint_dot(axes: Any, dot: Dot, order: int) -> None:
+    from matplotlib.patches import Circle
+
+    colour, alpha = _colour(dot.fill)
+    face, edge = ("none", colour) if dot.ring else (colour, "none")
+    style: dict[str, Any] = {
+        "facecolor": face,
+        "edgecolor": edge,
+        "alpha": alpha,
+        "linewidth": 2 * POINTS_PER_PIXEL if dot.ring else 0,
+        "zorder": order,
+    }
+    axes.add_patch(Circle((dot.x, dot.y), dot.radius, **style))
+
+
+def _paint_text(axes: Any, text: Text, order: int) -> None:
+    colour, alpha = _colour(text.fill)
+    axes.text(
+        text.x,
+        text.y + 0.35 * text.size,
+        harmless(text.text).replace("$", r"\$"),
+        color=colour,
+        alpha=alpha,
+        fontsize=text.size * POINTS_PER_PIXEL,
+        fontweight="bold" if text.bold else "normal",
+        ha={"start": "left", "middle": "center", "end": "right"}[text.anchor],
+        va="baseline",
+        zorder=order,
+    )

@@ -28,7 +28,7 @@ from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
 from potluck_wire.install_hints import install
 from potluck_wire.segment import dumps
 
-from .arguments import Arguments, check_tensors, dims_in_order, mismatch, placeless
+from .arguments import Arguments, check_tensors, dims_in_order, mismatch
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
@@ -174,13 +174,7 @@ class Model(Shown):
             import torch
 
             from potluck.graph.torch import mixed_precision
-            from potluck.graph.torch.examples import (
-                at_least_two,
-                check_given,
-                inputs_of,
-                targets_of,
-            )
-            from potluck.graph.torch.own_loss import own_loss
+            from potluck.graph.torch.examples import examples
             from potluck.graph.torch.refusals import each
             from potluck.graph.torch.trainability import check_memory, check_module
             from potluck.graph.trace import trace
@@ -191,41 +185,37 @@ class Model(Shown):
         mixed_precision.check(autocast)
         if loss is not None:
             check_memory(net)
-        criterion, example_inputs, example_targets = own_loss(
-            net, loss, example_inputs, example_targets, compares_rows=compares_rows
-        )
-        given = inputs_of(net, example_inputs)
-        targets, target_names = targets_of(criterion, example_targets)
-        check_given(given, targets, criterion)
-        inputs, targets = at_least_two(given.tensors, targets)
-        named = bool(given.keywords)
-        alone = placeless(net, given.names) if named else ()
-        arguments = Arguments(
-            inputs=given.names, targets=target_names, by_name=named, placeless=alone
-        )
-        dims = dims_in_order(sequence_dims, arguments)
-        names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
-        all_names = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
+        given = examples(net, loss, example_inputs, example_targets, compares_rows=compares_rows)
+        names, all_names = given.names()
 
         def laid_out(traced: Traced) -> Layers:
             return layers(
-                line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below
+                line(traced), n_inputs=len(names), max_layers=max_layers, merge_below=merge_below
             )
 
-        traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
-        traced = partial(traced, autocast=autocast, compares_rows=compares_rows)
-        ways = [partial(traced, input_names=names)]
-        if criterion is not None:
-            ways.append(partial(traced, input_names=all_names, loss=criterion, targets=targets))
-        inference, *rest = map(laid_out, each(ways))
+        traced = partial(
+            trace,
+            net,
+            given.inputs,
+            sequence_dims=dims_in_order(sequence_dims, given.arguments),
+            keywords=given.keywords,
+            autocast=autocast,
+            compares_rows=compares_rows,
+        )
+        modes = [partial(traced, input_names=names)]
+        if given.loss is not None:
+            modes.append(
+                partial(traced, input_names=all_names, loss=given.loss, targets=given.targets)
+            )
+        inference, *rest = map(laid_out, each(modes))
         training = rest[0] if rest else None
         model = cls(
             inference=inference,
             training=training,
             net=net,
-            loss=criterion,
+            loss=given.loss,
             name=name,
-            arguments=arguments,
+            arguments=given.arguments,
         )
         for note in cautions(model.laid_out(model.trains).line, inference.line, model.trains):
             warnings.warn(note, stacklevel=2)

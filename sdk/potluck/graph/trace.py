@@ -261,19 +261,11 @@ def _traced(
     if reductions is not None:
         holders, names = holders_of(program), [*names, *reductions.names]
     has_draws = note_rows(program, symbols)
-    n_holders = len(holders.all)
-    converter = Converter(n_holders, symbols, holders.buffer_places, train=train)
-    converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
-    result = converter.graph(program.graph, program.graph_module)
-    if converter.refused:
-        raise together(converter.refused)
-    if train:
-        _check_instances(converter)
-        converter.updated |= _running(converter.nodes)
+    converter, result = _converted(program, holders, symbols, train)
     types = [_types(h.meta["val"], symbols) for h in holders.all] + [
         _types(v, symbols) for v in converter.made
     ]
-    graph = Graph(
+    full = Graph(
         **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
         nodes=tuple(converter.nodes),
         outputs=_outputs(result, types, train),
@@ -284,34 +276,22 @@ def _traced(
     def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
         return [*some, *reductions(some)] if reductions is not None else some
 
-    full = graph
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
         modules = tuple(converter.modules)
         seen = Traced(graph=full, types=tuple(types), by_rows=rows, modules=modules)
         rows = _settled(seen, program, converter.values, own, tensors, complete)
-    graph, kept = without_dead(graph)
-    if unsent := [converter.unsent[value] for value in kept if value in converter.unsent]:
-        raise together(unsent)
-    try:
-        validate(graph)
-    except SegmentError as error:
-        raise ModelError(f"it cannot be sent to a device: {error}") from error
-    number = {old: new for new, old in enumerate(kept)}
+    graph, kept = _sendable(full, converter)
     if train and not meta:
-        masks = [mask for mask in converter.masks if mask.value in number]
+        masks = [mask for mask in converter.masks if mask.value in kept]
         check_masks(full, masks, types, rows, converter.modules)
-    names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
-    crossing = (
-        Ref(number[ref.value], ref.item)
-        for ref in rows
-        if ref.value in number and _crosses(types[ref.value][ref.item or 0])
-    )
+    used = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
+    n_holders = len(holders.all)
     traced = Traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
-        by_rows=frozenset(crossing),
-        tensors={name: tensor for name, tensor in state.values() if name in names_left},
+        by_rows=_crossing(rows, types, kept),
+        tensors={name: tensor for name, tensor in state.values() if name in used},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         reductions=reductions or (),
     )
@@ -326,6 +306,48 @@ def _traced(
         has_draws=has_draws,
     )
     return traced if meta else _judged(traced, pair, tensors, compares_rows), pair
+
+
+def _converted(
+    program: Any, holders: Holders, symbols: dict[str, str], train: bool
+) -> tuple[Converter, Any]:
+    """What became of each value of the program, and what it returns; ModelError with all of it that
+    no device runs.
+    """
+    converter = Converter(len(holders.all), symbols, holders.buffer_places, train=train)
+    converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
+    result = converter.graph(program.graph, program.graph_module)
+    if converter.refused:
+        raise together(converter.refused)
+    if train:
+        _check_instances(converter)
+        converter.updated |= _running(converter.nodes)
+    return converter, result
+
+
+def _sendable(full: Graph, converter: Converter) -> tuple[Graph, dict[int, int]]:
+    """The graph without what nobody reads, and the number there of each value that is kept;
+    ModelError where a device would refuse it.
+    """
+    graph, kept = without_dead(full)
+    if unsent := [converter.unsent[value] for value in kept if value in converter.unsent]:
+        raise together(unsent)
+    try:
+        validate(graph)
+    except SegmentError as error:
+        raise ModelError(f"it cannot be sent to a device: {error}") from error
+    return graph, {old: new for new, old in enumerate(kept)}
+
+
+def _crossing(
+    rows: frozenset[Ref], types: list[tuple[Type, ...]], kept: Mapping[int, int]
+) -> frozenset[Ref]:
+    """The values whose rows may go from device to device, by their numbers in the graph sent."""
+    return frozenset(
+        Ref(kept[ref.value], ref.item)
+        for ref in rows
+        if ref.value in kept and _crosses(types[ref.value][ref.item or 0])
+    )
 
 
 def _judged(

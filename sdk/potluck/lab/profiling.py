@@ -61,24 +61,12 @@ def profile(
     measured: dict[bool, Measurements] = {}
     works: dict[bool, LayerWork] = {}
     for mode in modes:
-        layers, operators = model.layers(mode), model.operators(mode)
-        still = still_nodes([node for nodes in operators for node in nodes])
-        able = [
-            name
-            for name in names
-            if not mode or can_train(members[name].capability.get("backends", ()))
-        ]
-        specs = {name: emulation.home.specs[name] for name in able}
-        costs = {
-            name: emulation.slowed(
-                tuple(layer_cost(spec, nodes, rows, train=mode, still=still) for nodes in operators)
-            )
-            for name, spec in specs.items()
-        }
-        if able:
-            real = _really(bench, model, able[0], mode, rows, repeats)
+        costs = _played_costs(emulation, members, model, names, mode, rows)
+        if costs:
             works[mode] = LayerWork(
-                layers=[layer.name for layer in layers], real=real, played=costs
+                layers=[layer.name for layer in model.layers(mode)],
+                real=_really(bench, model, next(iter(costs)), mode, rows, repeats),
+                played=costs,
             )
         measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
     check_speed(
@@ -108,6 +96,31 @@ def profile(
         ),
         untrained=model.untrained,
     )
+
+
+def _played_costs(
+    emulation: Emulation,
+    members: Members,
+    model: Any,
+    names: Iterable[str],
+    train: bool,
+    rows: Sequence[int],
+) -> dict[str, tuple[LayerCost, ...]]:
+    """What the devices that are played take for each layer, by device; in training, those that can
+    train.
+    """
+    operators = model.operators(train)
+    still = still_nodes([node for nodes in operators for node in nodes])
+    return {
+        name: emulation.slowed(
+            tuple(
+                layer_cost(emulation.home.specs[name], nodes, rows, train=train, still=still)
+                for nodes in operators
+            )
+        )
+        for name in names
+        if not train or can_train(members[name].capability.get("backends", ()))
+    }
 
 
 def check_speed(

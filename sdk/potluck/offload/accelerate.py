@@ -7,7 +7,7 @@ import platform
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,50 +121,65 @@ def accelerate(
     helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
     places = (*helpers, *([] if device is None else [device]))
     home = _home_of(places if helpers else (helper,))
-    first: tuple[float, ...] = ()
-    n_searches = 0
-    if bandwidths is None and len(helpers) == 1:
-        bandwidths = BANDWIDTHS
-        first = FIRST_BANDWIDTHS
-        n_searches = N_SEARCHES
-    elif bandwidths is None:
-        bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
-    _check_wishes(objective, deadline_s, bandwidths)
+    _check_search(objective, deadline_s, BANDWIDTHS if bandwidths is None else bandwidths)
     with needed():
-        made, batch = read_model(resolved(model), example)
-    if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
+        read, batch = read_model(resolved(model), example)
+    if any(symbol.name == SEQUENCE for symbol in read.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes "
             "any length.",
             next_step="Make it without sequence_dims, of an example as long as requests will be.",
         )
+    acceleration = _Acceleration(
+        home=home,
+        model=read,
+        batch=batch,
+        helpers=tuple(place.name for place in helpers),
+        device=None if device is None else device.name,
+        deadline_s=deadline_s,
+        search=_search_of(bandwidths, len(helpers)),
+    )
+    whose = device.name if device is not None else "this machine"
+    return Handle(
+        acceleration.begin, f"accelerating {whose} with {' and '.join(acceleration.helpers)}"
+    )
 
-    def work(task: Task) -> AcceleratedModel:
-        names = tuple(place.name for place in helpers)
-        asks_power = None if objective == "energy" else False  # it takes a while
-        name, agents = (device.name, None) if device is not None else _own(home, names)
+
+def _search_of(bandwidths: Sequence[float] | None, n_helpers: int) -> dict[str, Any]:
+    """Which splits are searched for, as fields of a `SplitCase`: the user's, or the usual ones."""
+    if bandwidths is not None:
+        return {"bandwidths": tuple(bandwidths)}
+    if n_helpers == 1:
+        return {"bandwidths": BANDWIDTHS, "first": FIRST_BANDWIDTHS, "n_searches": N_SEARCHES}
+    return {"bandwidths": BANDWIDTHS_OF_SEVERAL, "first": FIRST_BANDWIDTHS_OF_SEVERAL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Acceleration:
+    """What `accelerate` was asked for, checked; `device` is None where it is this machine.
+
+    With a deadline the fewest joules are wanted.
+    """
+
+    home: "Home"
+    model: Any
+    batch: int
+    helpers: tuple[str, ...]
+    device: str | None
+    deadline_s: float | None
+    search: dict[str, Any]
+
+    def begin(self, task: Task) -> AcceleratedModel:
+        """Measure the devices, plan, and load the splits."""
+        home = self.home
+        name, agents = (self.device, None) if self.device else _own(home, self.helpers)
         try:
-            task.update(0.1, f"measuring {' and '.join((name, *names))}")
-            profile = home.profile(
-                made, train=False, rows=(batch,), devices=(name, *names), watts=asks_power
-            ).wait()
-            if objective == "energy":
-                own = next(each for each in profile.devices if each.name == name)
-                need_power(own, "the fewest joules are asked for")
-            task.update(0.6, "planning")
-            case = _case(made, profile, (name, *names), batch, home)
-            case = replace(
-                case,
-                deadline_s=deadline_s,
-                bandwidths=tuple(bandwidths),
-                n_searches=n_searches,
-                first=first,
-            )
+            case = self._case(task, (name, *self.helpers))
             store = SplitCache(
-                default_directory() if home._ring is not None else None, made.signature
+                default_directory() if home._ring is not None else None, self.model.signature
             )
-            fast = AcceleratedModel(
-                home._link, home.devices, case, made.answer, agents, task, store
+            accelerated = AcceleratedModel(
+                home._link, home.devices, case, self.model.answer, agents, task, store
             )
         except BaseException:
             if agents is not None:
@@ -172,14 +187,40 @@ def accelerate(
                 agents.close()
             raise
         if task.cancelled:  # nobody will ever have it
-            fast.close()
+            accelerated.close()
         task.check()
-        return fast
+        return accelerated
 
-    whose = device.name if device is not None else "this machine"
-    return Handle(
-        work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}"
-    )
+    def _case(self, task: Task, names: tuple[str, ...]) -> SplitCase:
+        """What is to be split, between these devices as they are now."""
+        home, model, batch = self.home, self.model, self.batch
+        task.update(0.1, f"measuring {' and '.join(names)}")
+        saves_energy = self.deadline_s is not None
+        profile = home.profile(
+            model,
+            train=False,
+            rows=(batch,),
+            devices=names,
+            watts=None if saves_energy else False,  # it takes a while
+        ).wait()
+        if saves_energy:
+            own = next(each for each in profile.devices if each.name == names[0])
+            need_power(own, "the fewest joules are asked for")
+        task.update(0.6, "planning")
+        return SplitCase(
+            model=model,
+            shareable=Shareable(model.traced_line()),
+            problem=profile.problem(Inference(batch=batch)),
+            names=names,
+            side_times=tuple(
+                measured_operator_times(model, profile, name, batch) for name in names
+            ),
+            batch=batch,
+            weight_source=f"0/layers-0-{len(model.layers())}",
+            emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
+            deadline_s=self.deadline_s,
+            **self.search,
+        )
 
 
 def _home_of(places: Sequence[Any]) -> "Home":
@@ -197,7 +238,7 @@ def _home_of(places: Sequence[Any]) -> "Home":
     return home
 
 
-def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
+def _check_search(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
     if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
         raise UserError(
             f"an objective is latency, or energy with a deadline; got {objective!r}, "
@@ -283,22 +324,6 @@ def _several(names: Sequence[str]) -> ModelError:
         f"accelerate divides requests of one input; here are {len(names)}{listed}.",
         next_step="Wrap the module in one that takes one tensor, or spread whole layers: "
         "home.deploy(plan, model).",
-    )
-
-
-def _case(
-    model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home"
-) -> SplitCase:
-    problem = profile.problem(Inference(batch=batch))
-    return SplitCase(
-        model=model,
-        shareable=Shareable(model.traced_line()),
-        problem=problem,
-        names=names,
-        side_times=tuple(measured_operator_times(model, profile, name, batch) for name in names),
-        batch=batch,
-        weight_source=f"0/layers-0-{len(model.layers())}",
-        emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
     )
 
 

@@ -115,26 +115,9 @@ class ProgramSimulation:
         ordered = self.compiled.together and (serial or in_flight == 1 or not step)
         if step and ordered:
             origin = graph.add(idle, 0.0, after=[begin, self.marks[-1][1]], priority=first)
-        tasks: dict[tuple[str, int], int] = {}
-        # (from, to, name) -> the task that brings it
-        arrivals: dict[tuple[str, str, str], int] = {}
-        for feed in self.compiled.feeds:
-            arrivals[self.home, feed.device, feed.value] = graph.add(
-                self.send_resource[self.home],
-                feed.nbytes,
-                after=[begin],
-                priority=first + feed.priority,
-                route=self.paths.route(self.home, feed.device),
-            )
+        tasks, arrivals = self._add_instructions(begin)
         for device, program in self.compiled.programs.items():
-            for item in program.instructions:
-                if item.op != "recv":
-                    task = self._add_task(device, item)
-                    tasks[device, item.id] = task
-                    if item.op == "send":
-                        arrivals[device, item.attrs["peer"], item.attrs["name"]] = task
-        for device, program in self.compiled.programs.items():
-            makers: dict[str, int] = {}
+            producers: dict[str, int] = {}
             ended = (
                 sorted(t for (name, _), t in self.tasks[-1].items() if name == device)
                 if serial and step
@@ -144,12 +127,12 @@ class ProgramSimulation:
                 if item.op == "recv":
                     tasks[device, item.id] = arrivals[item.attrs["peer"], device, item.outputs[0]]
                 for value in item.outputs:
-                    makers[value] = tasks[device, item.id]
+                    producers[value] = tasks[device, item.id]
             for item in program.instructions:
                 if item.op == "recv":
                     continue
                 task = tasks[device, item.id]
-                waits = {makers[value] for value in item.inputs} | {
+                waits = {producers[value] for value in item.inputs} | {
                     tasks[device, i] for i in item.after
                 } or {origin}
                 if not item.after and item.op != "send":
@@ -163,6 +146,32 @@ class ProgramSimulation:
         )
         self.tasks.append(tasks)
         self.marks.append((begin, end))
+
+    def _add_instructions(
+        self, begin: int
+    ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, str, str], int]]:
+        """A task for each instruction of one step but `recv`, by device and instruction id; and
+        those that bring a value, by sender, receiver and the value's name.
+        """
+        tasks: dict[tuple[str, int], int] = {}
+        arrivals: dict[tuple[str, str, str], int] = {}
+        first = len(self.tasks) * HOME_PRIORITY
+        for feed in self.compiled.feeds:
+            arrivals[self.home, feed.device, feed.value] = self.graph.add(
+                self.send_resource[self.home],
+                feed.nbytes,
+                after=[begin],
+                priority=first + feed.priority,
+                route=self.paths.route(self.home, feed.device),
+            )
+        for device, program in self.compiled.programs.items():
+            for item in program.instructions:
+                if item.op != "recv":
+                    task = self._add_task(device, item)
+                    tasks[device, item.id] = task
+                    if item.op == "send":
+                        arrivals[device, item.attrs["peer"], item.attrs["name"]] = task
+        return tasks, arrivals
 
     def _add_task(self, device: str, item: Instruction) -> int:
         note = self.compiled.notes[device][item.id]

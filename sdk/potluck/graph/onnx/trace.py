@@ -84,52 +84,64 @@ def trace(
     run = _run(model, moving, file)
     kinds = {name: _type(seen) for name, seen in run.values.items()}
     kinds |= {name: Type(dtype=held.dtype.name, shape=held.shape) for name, held in tensors.items()}
-    numbers: dict[str, Ref] = {}
-    for name in (*(v.name for v in graph.input), *tensors):
-        numbers[name] = Ref(len(numbers))
-    types: list[tuple[Type, ...]] = [(kinds[name],) for name in numbers]
-    first, nodes = len(numbers), []
-    for i, node in enumerate(graph.node):
-        several = len(node.output) > 1
-        numbers |= {
-            name: Ref(first + i, item if several else None)
-            for item, name in enumerate(node.output)
-            if name
-        }
-        missing = Type(dtype="float32", shape=())
-        types.append(tuple(kinds.get(name, missing) for name in node.output))
-        refs = tuple(numbers[name] for name in node.input if name)
-        nodes.append(Node(number=i, op=_LIKE[KIND_OF[node.op_type]], args=refs))
+    refs = _refs(graph, tensors)
+    missing = Type(dtype="float32", shape=())
     traced = Traced(
-        graph=Graph(
-            inputs=tuple(
-                Input(name=v.name, dtype=kinds[v.name].dtype, shape=kinds[v.name].shape)
-                for v in graph.input
-            ),
-            parameters=tuple(
-                Parameter(name=name, dtype=kinds[name].dtype, shape=held.shape, trainable=False)
-                for name, held in tensors.items()
-            ),
-            nodes=tuple(nodes),
-            outputs=tuple(
-                Output(
-                    name=v.name,
-                    ref=numbers[v.name],
-                    dtype=kinds[v.name].dtype,
-                    shape=kinds[v.name].shape,
-                )
-                for v in graph.output
-            ),
-            symbols=(Symbol(name=BATCH, input=0, dim=0),),
+        graph=_as_aten(graph, tensors, kinds, refs),
+        types=(
+            *((kinds[name],) for name in (*(value.name for value in graph.input), *tensors)),
+            *(tuple(kinds.get(name, missing) for name in node.output) for node in graph.node),
         ),
-        types=tuple(types),
-        by_rows=frozenset(numbers[name] for name in _by_rows(graph, moving, run)),
+        by_rows=frozenset(refs[name] for name in _by_rows(graph, moving, run)),
         tensors=tensors,
     )
     outputs = [quoted(value.name) for value in original.output]
     check_outputs(traced, outputs, [f"{n.op_type}, {called(n)}" for n in original.node])
     return OnnxTrace(
         model=model, traced=traced, types=kinds, fixed=run.still, example=run.wanted, inputs=inputs
+    )
+
+
+def _refs(graph: onnx.GraphProto, tensors: Mapping[str, Array]) -> dict[str, Ref]:
+    """The value that each name stands for in the traced graph: inputs, weights, then what nodes
+    give.
+    """
+    names = (*(value.name for value in graph.input), *tensors)
+    refs = {name: Ref(number) for number, name in enumerate(names)}
+    for number, node in enumerate(graph.node, start=len(refs)):
+        several = len(node.output) > 1
+        refs |= {
+            name: Ref(number, item if several else None)
+            for item, name in enumerate(node.output)
+            if name
+        }
+    return refs
+
+
+def _as_aten(
+    graph: onnx.GraphProto,
+    tensors: Mapping[str, Array],
+    types: Mapping[str, Type],
+    refs: Mapping[str, Ref],
+) -> Graph:
+    """The graph with operators of ATen, for reckoning alone."""
+
+    def port(name: str) -> dict[str, Any]:
+        return {"name": name, "dtype": types[name].dtype, "shape": types[name].shape}
+
+    return Graph(
+        inputs=tuple(Input(**port(value.name)) for value in graph.input),
+        parameters=tuple(Parameter(**port(name), trainable=False) for name in tensors),
+        nodes=tuple(
+            Node(
+                number=i,
+                op=_LIKE[KIND_OF[node.op_type]],
+                args=tuple(refs[name] for name in node.input if name),
+            )
+            for i, node in enumerate(graph.node)
+        ),
+        outputs=tuple(Output(**port(value.name), ref=refs[value.name]) for value in graph.output),
+        symbols=(Symbol(name=BATCH, input=0, dim=0),),
     )
 
 

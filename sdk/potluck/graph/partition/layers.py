@@ -1,5 +1,4 @@
-"""Operators as layers: which of the open cuts are worth offering to a planner, and what each layer
-weighs.
+"""Operators as layers: which of the open cuts are worth offering to a planner.
 
 A layer ends before a heavy operator, where the fewest tensors are alive; residual blocks and the
 halves of transformer blocks come out whole. Where one layer would be more than a third of the
@@ -9,27 +8,23 @@ with a layer; a cut inside one counts only the branch's own tensors.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from potluck.errors import ModelError
-from potluck.graph.operator_costs import HEAVY, backward_flop, base, forward_flop, kept, kept_beside
-from potluck.graph.partition.batch_norms import values_per_row
+from potluck.graph.operator_costs import HEAVY, forward_flop
 from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_tensors
 from potluck.graph.partition.branches import find
 from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
-from potluck.graph.partition.random_masks import draws
-from potluck.records import Edge, Layer, SharedWeight
-from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
+from potluck.graph.partition.layer_records import layer_records
+from potluck.records import Layer
+from potluck_wire.graph import BATCH, Graph, Ref
 from potluck_wire.operators import KIND_OF
-from potluck_wire.weight_gradients import Apart, weights_apart
 
 Spans = tuple[tuple[int, int], ...]
 
-VECTOR_ITEM_BYTES = 4  # of an element of the vector of a step, at the least
 MAX_SHARE = 1 / 3  # of the model in one layer, before wider cuts are let in
 
 
@@ -112,7 +107,7 @@ def layers_at(
         Of each layer, the place of its device in a division by tensor.
     """
     boundary = boundary_tensors(line, bounds, branched=True)
-    records = _records(line, bounds, boundary, n_inputs)
+    records = layer_records(line, bounds, boundary, n_inputs)
     return Layers(
         line=line,
         bounds=bounds,
@@ -144,7 +139,7 @@ def layers_with_bounds(
     """
     branched = any(record.edges for record in like.records)
     boundary = boundary_tensors(line, bounds, branched=branched)
-    records = _records(line, bounds, boundary if branched else None, n_inputs)
+    records = layer_records(line, bounds, boundary if branched else None, n_inputs)
     return replace(
         like,
         line=line,
@@ -179,7 +174,7 @@ def _laid_out(
     offered = _that_give((0, *cuts, len(line.bound)), line, branched=bool(spans))
     bounds = _merged(offered, weights, nbytes, max_layers, merge_below, ends)
     boundary = boundary_tensors(line, bounds, branched=bool(spans))
-    records = _records(line, bounds, boundary if spans else None, n_inputs)
+    records = layer_records(line, bounds, boundary if spans else None, n_inputs)
     made = Layers(
         line=line,
         bounds=bounds,
@@ -315,177 +310,3 @@ def _merged(
             candidates = range(max(i - 1, 0), min(i + 1, len(burden)))
         del left[min(candidates, key=lambda k: (left[k + 1] in ends, burden[k])) + 1]
     return tuple(left)
-
-
-def _records(
-    line: Linearization, bounds: tuple[int, ...], boundary: BoundaryTensors | None, n_inputs: int
-) -> tuple[Layer, ...]:
-    """The layers; their edges where there are branches (`boundary`)."""
-    seen: dict[str, int] = {}
-    found, fed = [], set[int]()
-    apart = weights_apart(line.traced.graph)
-    for layer, (start, stop) in enumerate(pairwise(bounds)):
-        name = _name(line, start, stop)
-        seen[name] = seen.get(name, 0) + 1
-        unique = name if seen[name] == 1 else f"{name}#{seen[name]}"
-        record = _record(line, start, stop, unique, apart)
-        new = line.inputs_of(start, stop) - fed
-        fed |= new
-        types = [line.traced.type_of(Ref(value)) for value in new if value < n_inputs]
-        feed_bytes = sum(t.nbytes({**line.traced.hints, BATCH: 1}) for t in types) if layer else 0
-        edges = _edges(line, boundary.hands[layer]) if boundary else ()
-        found.append(replace(record, edges=edges, feed_bytes=feed_bytes))
-    return tuple(found)
-
-
-def _edges(line: Linearization, given: Mapping[Ref, tuple[int, ...]]) -> tuple[Edge, ...]:
-    sizes, trains = {**line.traced.hints, BATCH: 1}, _trains(line.traced.graph)
-    totals: dict[tuple[int, ...], tuple[int, int]] = {}
-    for ref, takers in given.items():
-        outputs, gradients = totals.get(takers, (0, 0))
-        size = line.traced.type_of(ref).nbytes(sizes)
-        totals[takers] = (
-            outputs + size,
-            gradients + (size if trains and ref in line.requires else 0),
-        )
-    return tuple(
-        Edge(to=to, output_bytes=max(1, o), gradient_bytes=g)  # of an empty tensor is waited, too
-        for to, (o, g) in sorted(totals.items())
-    )
-
-
-def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart) -> Layer:
-    traced, graph = line.traced, line.traced.graph
-    sizes = {**traced.hints, BATCH: 1}
-    states = sorted(frozenset().union(*line.needs[start:stop]))
-    n_inputs, first = len(graph.inputs), graph.first_node
-    of_parameters = [
-        v - n_inputs for v in states if n_inputs <= v < n_inputs + len(graph.parameters)
-    ]
-    of_buffers = [
-        v - n_inputs - len(graph.parameters)
-        for v in states
-        if first - len(graph.buffers) <= v < first
-    ]
-    last = stop == len(line.bound)
-    boundary = [output.ref for output in graph.outputs] if last else line.alive(stop)
-    positions = line.bound[start:stop]
-    kept_by = positions if _trains(graph) else ()
-    saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
-    flowing = line.requires if _trains(graph) and not last else frozenset()
-    widest_bytes, reused_bytes = _second_gradients(line, start, stop)
-    shared = shared_parameters(line, start, stop)
-    learned = [graph.parameters[i] for i in of_parameters if graph.parameters[i].trainable]
-    averaged = [graph.buffers[i] for i in of_buffers if is_averaged(graph.buffers[i])]
-    parameter_bytes = _state_bytes(graph.parameters[i] for i in of_parameters)
-    buffer_bytes = _state_bytes(graph.buffers[i] for i in of_buffers)
-    return Layer(
-        name=name,
-        parameter_bytes=parameter_bytes,
-        buffer_bytes=buffer_bytes,
-        frozen_bytes=parameter_bytes - _state_bytes(learned),
-        fixed_buffer_bytes=buffer_bytes - _state_bytes(averaged),
-        widened_bytes=_widened_bytes([*learned, *averaged]),
-        output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in boundary),
-        gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in boundary if ref in flowing),
-        activation_bytes=sum(
-            traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place
-        )
-        + sum(kept_beside(traced, p, line.requires) for p in kept_by),
-        forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
-        backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions)
-        if _trains(graph)
-        else 0.0,
-        norm_values=values_per_row(traced, positions),
-        is_random=_trains(graph) and draws(traced, positions),
-        widest_parameter_bytes=widest_bytes,
-        whole_batch=traced.whole_batch and last,
-        reused_bytes=max(reused_bytes, _state_bytes(shared)),
-        weight_flop=sum(
-            min(forward_flop(traced, p, sizes), backward_flop(traced, p, line.requires, sizes))
-            for p in positions
-            if p in apart.data and _trains(graph)
-        ),
-        waiting_bytes=sum(
-            traced.type_of(ref).nbytes(sizes) for ref in _waiting(line, positions, apart)
-        ),
-        shared=tuple(
-            SharedWeight(
-                name=p.name,
-                nbytes=_state_bytes([p]),
-                summed_bytes=_state_bytes([p]) + _widened_bytes([p]),
-            )
-            for p in shared
-        ),
-    )
-
-
-def shared_parameters(line: Linearization, start: int, stop: int) -> tuple[Parameter, ...]:
-    """The trained parameters that bound nodes [start, stop) read, and others as well."""
-    graph = line.traced.graph
-    return tuple(
-        graph.parameters[value - len(graph.inputs)]
-        for value, places in line.shared
-        if any(start <= i < stop for i in places) and any(not start <= i < stop for i in places)
-    )
-
-
-def _waiting(line: Linearization, positions: Iterable[int], apart: Apart) -> set[Ref]:
-    """What is kept for gradients of weights that wait: of each operator its data, and as large as
-    its output that one's gradient.
-    """
-    graph, found = line.traced.graph, set[Ref]()
-    for position in positions:
-        if position in apart.data:
-            read = [graph.nodes[position].args[place] for place in apart.data[position]]
-            found.update(base(line.traced, ref) for ref in read if isinstance(ref, Ref))
-            found.add(Ref(graph.first_node + position))
-    return found
-
-
-def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, int]:
-    """Of the parameters that are trained, those of the operator that has most, and those that
-    several read.
-    """
-    graph = line.traced.graph
-    sizes = {
-        len(graph.inputs) + i: _state_bytes([p])
-        for i, p in enumerate(graph.parameters)
-        if p.trainable
-    }
-    read = [[value for value in needed if value in sizes] for needed in line.needs[start:stop]]
-    n_readers = Counter(value for values in read for value in values)
-    widest_bytes = max((sum(sizes[value] for value in values) for values in read), default=0)
-    return widest_bytes, sum(sizes[value] for value, n in n_readers.items() if n > 1)
-
-
-def _trains(graph: Graph) -> bool:
-    return any(output.gradient for output in graph.outputs)
-
-
-def is_averaged(buffer: Buffer) -> bool:
-    """Whether replicas average it in every step: running statistics."""
-    return buffer.updated and buffer.dtype in FLOATS
-
-
-def _state_bytes(states: Iterable[Parameter | Buffer]) -> int:
-    return sum(math.prod(state.shape) * DTYPE_BYTES[state.dtype] for state in states)
-
-
-def _widened_bytes(states: Iterable[Parameter | Buffer]) -> int:
-    """By how much they grow in the vector of a step, whose elements have four bytes at least."""
-    return sum(
-        math.prod(state.shape) * max(0, VECTOR_ITEM_BYTES - DTYPE_BYTES[state.dtype])
-        for state in states
-    )
-
-
-def _name(line: Linearization, start: int, stop: int) -> str:
-    """After the module of the first parameter, else after the first operator."""
-    graph = line.traced.graph
-    names = {len(graph.inputs) + i: p.name for i, p in enumerate(graph.parameters)}
-    for position in line.bound[start:stop]:
-        for ref in node_refs(graph.nodes[position]):
-            if ref.value in names:
-                return names[ref.value].rpartition(".")[0] or names[ref.value]
-    return graph.nodes[line.bound[start]].op.split(".")[1]

@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from potluck import records
 from potluck.graph.partition.cuts import multiple
-from potluck.graph.partition.layers import Layers, is_averaged, shared_parameters
+from potluck.graph.partition.layer_records import is_averaged, shared_parameters
+from potluck.graph.partition.layers import Layers
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Graph, Input, Output, Parameter, evaluate
 
 

@@ -10,18 +10,79 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.arguments import (
     BY_PLACE,
+    Arguments,
     by_names,
     ordered,
     parameters,
+    placeless,
     places,
     target_names,
     with_usual,
 )
-from potluck.graph.torch.own_loss import OwnLoss
+from potluck.graph.torch.own_loss import OwnLoss, own_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Examples:
+    """What a model is traced with: tensors of two rows or more, and what batches may call them."""
+
+    inputs: list[torch.Tensor]
+    targets: list[torch.Tensor]
+    loss: Any  # a callable, an `OwnLoss` or None
+    arguments: Arguments
+    keywords: tuple[str, ...]  # as `forward` gets each input; empty for what goes by place
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """What the graph calls the inputs, and the inputs and targets."""
+        inputs = [f"input_{i}" if i else "input" for i in range(len(self.inputs))]
+        targets = [f"target_{i}" if i else "target" for i in range(len(self.targets))]
+        return inputs, [*inputs, *targets]
+
+
+def examples(
+    net: torch.nn.Module,
+    loss: Any,
+    example_inputs: Any,
+    example_targets: Any,
+    *,
+    compares_rows: bool,
+) -> Examples:
+    """The examples of a user, in the order in which the module and its loss take them.
+
+    Parameters
+    ----------
+    net, loss, example_inputs, example_targets, compares_rows
+        As `Model.from_torch` takes them.
+
+    Raises
+    ------
+    ModelError
+        An example is missing, is no tensor, has another batch, or a name that nobody takes.
+    """
+    criterion, example_inputs, example_targets = own_loss(
+        net, loss, example_inputs, example_targets, compares_rows=compares_rows
+    )
+    inputs = _inputs_of(net, example_inputs)
+    targets, names = _targets_of(criterion, example_targets)
+    _check_given(inputs, targets, criterion)
+    two_inputs, two_targets = _at_least_two(inputs.tensors, targets)
+    by_name = bool(inputs.keywords)
+    return Examples(
+        inputs=two_inputs,
+        targets=two_targets,
+        loss=criterion,
+        arguments=Arguments(
+            inputs=inputs.names,
+            targets=names,
+            by_name=by_name,
+            placeless=placeless(net, inputs.names) if by_name else (),
+        ),
+        keywords=inputs.keywords,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
     """The inputs of an example in the order of `forward`, what it calls them, and which it gets by
     these names.
     """
@@ -31,7 +92,7 @@ class Inputs:
     keywords: tuple[str, ...] = ()  # empty for what goes by place
 
 
-def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
+def _inputs_of(net: torch.nn.Module, example: Any) -> _Inputs:
     """The inputs of an example: a tensor, a row of them, or a mapping by the names that `forward`
     gives them.
     """
@@ -42,7 +103,7 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
         names = ordered(given, net)
         by_place = {p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY}
         tensors = [_checked(given[name], f"example input {name}") for name in names]
-        return Inputs(
+        return _Inputs(
             tensors=tensors, names=names, keywords=tuple("" if n in by_place else n for n in names)
         )
     needed = [
@@ -54,10 +115,10 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
             next_step=f'Give the example as a mapping: {{"{needed[0]}": tensor, ...}}.',
         )
     tensors, own = _rows_of(example, "input"), places(net)
-    return Inputs(tensors=tensors, names=(*own, *[""] * len(tensors))[: len(tensors)])
+    return _Inputs(tensors=tensors, names=(*own, *[""] * len(tensors))[: len(tensors)])
 
 
-def targets_of(
+def _targets_of(
     loss: Callable[..., Any] | OwnLoss | None, example: Any
 ) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
     """The targets of an example in the order in which the loss takes them, and all names that each
@@ -85,23 +146,10 @@ def targets_of(
     )
 
 
-def check_given(
-    inputs: Inputs, targets: Sequence[torch.Tensor], loss: Callable[..., Any] | OwnLoss | None
+def _check_given(
+    inputs: _Inputs, targets: Sequence[torch.Tensor], loss: Callable[..., Any] | OwnLoss | None
 ) -> None:
-    """Refuse examples that are missing, or of no use.
-
-    Parameters
-    ----------
-    inputs, targets
-        As given.
-    loss
-        Of outputs and targets, where the model trains.
-
-    Raises
-    ------
-    ModelError
-        There is no input, a loss lacks its targets, or targets a loss.
-    """
+    """Refuse examples that are missing, or of no use."""
     if not inputs.tensors:
         raise ModelError("an example of the inputs is needed.")
     if loss is not None and not targets and not _is_of_outputs(loss):
@@ -151,7 +199,7 @@ def _checked(tensor: Any, which: str) -> torch.Tensor:
     return tensor
 
 
-def at_least_two(
+def _at_least_two(
     inputs: list[torch.Tensor], targets: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The example with two rows where it has one: a batch of one would be taken for a constant."""

@@ -153,28 +153,8 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
             f"its control flow depends on the data{where or ': ' + first_line(text)[:-1]}.",
             next_step="Use torch.where or masks in place of if and loops over values.",
         )
-    if one := re.search(rf"\b{SEQUENCE} = (\d+)\s", text):
-        return ModelError(
-            f"it works for one length of its sequence only, {one[1]}{where}.",
-            next_step="Leave out sequence_dims, and give an example as long as inputs will be. (A "
-            "loop over the "
-            "sequence fixes its length, and so does a table that is added as a whole.)",
-        )
-    if several := re.search(rf"\b{SEQUENCE} = (\d+)\*_{SEQUENCE}", text):
-        return ModelError(
-            f"it takes only multiples of {several[1]} as lengths of its sequence{where}.",
-            next_step="Leave out sequence_dims, and pad inputs to the length of the example.",
-        )
-    if "Constraints violated" in text or "specialized" in text:
-        call, calling = fixing_call(again)
-        what = f"{call} fixes it, or bounds it" if call else "it is read as a plain number"
-        return ModelError(
-            f"it works only for one size of batch (or sequence), or for some: {what}"
-            f"{where or where_called(calling)}.",
-            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
-            "the example. "
-            "In views and reshapes, -1 does, too.",
-        )
+    if of_sizes := _about_sizes(text, where, again):
+        return of_sizes
     if fixed := re.search(r"'(\w+)' is not differentiable with respect to argument '(\w+)'", text):
         return ModelError(
             f"{fixed[1]} has no derivative by its {fixed[2]}, which requires a gradient{where}.",
@@ -200,6 +180,32 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
     return ModelError(
         f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY
     )
+
+
+def _about_sizes(text: str, where: str, again: Callable[[], object]) -> ModelError | None:
+    """What to do about a module that fixes its batch or the length of its sequence."""
+    if one := re.search(rf"\b{SEQUENCE} = (\d+)\s", text):
+        return ModelError(
+            f"it works for one length of its sequence only, {one[1]}{where}.",
+            next_step="Leave out sequence_dims, and give an example as long as inputs will be. (A "
+            "loop over the sequence fixes its length, and so does a table that is added as a "
+            "whole.)",
+        )
+    if several := re.search(rf"\b{SEQUENCE} = (\d+)\*_{SEQUENCE}", text):
+        return ModelError(
+            f"it takes only multiples of {several[1]} as lengths of its sequence{where}.",
+            next_step="Leave out sequence_dims, and pad inputs to the length of the example.",
+        )
+    if "Constraints violated" in text or "specialized" in text:
+        call, calling = fixing_call(again)
+        what = f"{call} fixes it, or bounds it" if call else "it is read as a plain number"
+        return ModelError(
+            f"it works only for one size of batch (or sequence), or for some: {what}"
+            f"{where or where_called(calling)}.",
+            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
+            "the example. In views and reshapes, -1 does, too.",
+        )
+    return None
 
 
 def _strange_output(kind: str) -> ModelError:

@@ -434,15 +434,7 @@ class _TileBuilder:
 
     def finish(self, gives: Sequence[TensorSlice], names: Mapping[TensorSlice, str]) -> Graph:
         """The graph, numbered."""
-        outputs = []
-        for part in gives:
-            axis, count = rows_of(self.line, self.localities, part.value)
-            at = self._joined(part.ref, axis, count, (part.start, part.stop), 0)
-            if self._is_complex(part):
-                # torch conjugates when it reads, and a view cannot wait for that
-                at = self.add(0, "aten.view_as_real.default", (self.add(0, _CLONE, (at,)),))
-            outputs.append((part, at))
-        traced = self.line.traced
+        outputs = [(part, self._given(part)) for part in gives]
         states = sorted(
             {
                 r.value
@@ -455,16 +447,7 @@ class _TileBuilder:
         first = len(number)
 
         def settle(argument: Any) -> Any:
-            match argument:
-                case TensorSlice():
-                    return Ref(number[argument])
-                case _Made(place, item):
-                    return Ref(first + place, item)
-                case Ref(value, item):
-                    return Ref(number[value], item)
-                case tuple():
-                    return tuple(settle(a) for a in argument)
-            return argument
+            return _numbered(argument, number, first)
 
         types = [part_type(self.line, self.localities, part) for part in self.takes]
         parameters, buffers = self.graph.states(states)
@@ -492,8 +475,34 @@ class _TileBuilder:
                 for part, at in outputs
                 for t in (part_type(self.line, self.localities, part),)
             ),
-            symbols=symbols_read(traced, types),
+            symbols=symbols_read(self.line.traced, types),
         )
+
+    def _given(self, part: TensorSlice) -> Any:
+        """What has these rows, joined from all that have some of them."""
+        axis, count = rows_of(self.line, self.localities, part.value)
+        at = self._joined(part.ref, axis, count, (part.start, part.stop), 0)
+        if self._is_complex(part):
+            # torch conjugates when it reads, and a view cannot wait for that
+            at = self.add(0, "aten.view_as_real.default", (self.add(0, _CLONE, (at,)),))
+        return at
+
+
+def _numbered(argument: Any, number: Mapping[Any, int], first: int) -> Any:
+    """An argument of a node as the graph has it.
+
+    `number`: of each slice taken and each state; `first`: that of the first node.
+    """
+    match argument:
+        case TensorSlice():
+            return Ref(number[argument])
+        case _Made(place, item):
+            return Ref(first + place, item)
+        case Ref(value, item):
+            return Ref(number[value], item)
+        case tuple():
+            return tuple(_numbered(each, number, first) for each in argument)
+    return argument
 
 
 _POSITIONS = {
