@@ -197,9 +197,9 @@ def light(folder: Path, ready: dict) -> None:
     listed = out(*potluck, "devices", place, env=environment)
     expect("the light SDK's session with it", "ready" in listed, True)
     plan = ("plan", "family", "efficientnet-b1", "--infer", "streaming", "--json")
-    here = out(sys.executable, "-m", "potluck", *plan)
-    there = json.loads(out(*potluck, *plan, env=environment))["best"]
-    expect("it plans as this machine does", there, json.loads(here)["best"])
+    local = out(sys.executable, "-m", "potluck", *plan)
+    emulated = json.loads(out(*potluck, *plan, env=environment))["best"]
+    expect("it plans as this machine does", emulated, json.loads(local)["best"])
 
 
 if __name__ == "__main__":

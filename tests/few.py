@@ -13,14 +13,14 @@ def few(cases: Sequence[Mapping[str, Any]], n: int) -> set[int]:
     n_with = Counter(value for each in values for value in each)
     missing = {value for value, count in n_with.items() if count > 1}
     even = [number * (len(cases) - 1) / max(1, n - 1) for number in range(min(n, len(cases)))]
-    left, kept = {*range(len(cases))}, set[int]()
+    remaining, kept = {*range(len(cases))}, set[int]()
 
     def worth(i: int, at: float) -> tuple[int, float, int]:
         return len(values[i] & missing), -abs(i - at), -i
 
     for at in even:
-        best = max(left, key=lambda i: worth(i, at))
-        left.remove(best)
+        best = max(remaining, key=lambda i: worth(i, at))
+        remaining.remove(best)
         kept.add(best)
         missing -= values[best]
     return kept

@@ -118,8 +118,8 @@ def agent(
         finally:
             process.kill()
             process.stdout.close()
-        _, left = psutil.wait_procs(children, PATIENCE_S)
-        assert not left
+        _, survivors = psutil.wait_procs(children, PATIENCE_S)
+        assert not survivors
     assert not faults_of(directory), faults_of(directory)
 
 

@@ -204,12 +204,12 @@ def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(tmp_path):
 def test_every_cut_is_said_with_what_came_before_it(tmp_path):
     path = tmp_path / "f"
     file_of(path, *ENTRIES)[0].stop("that is all")
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     ends = {len(FIRST_LINE)}
     for entry in ENTRIES:
         ends.add(max(ends) + 8 + len(entry))
-    for length in range(len(FIRST_LINE), len(whole)):
-        path.write_bytes(whole[:length])
+    for length in range(len(FIRST_LINE), len(intact)):
+        path.write_bytes(intact[:length])
         read = record_file.read(path)
         n_whole = sum(end <= length for end in ends) - 1
         assert [next(read) for _ in range(n_whole)] == ENTRIES[:n_whole]
@@ -226,9 +226,9 @@ def test_every_cut_is_said_with_what_came_before_it(tmp_path):
 def test_every_changed_byte_of_an_entry_is_said(tmp_path):
     path = tmp_path / "f"
     file_of(path, *ENTRIES)[0].stop("that is all")
-    whole = path.read_bytes()
-    for place in range(len(FIRST_LINE), len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    intact = path.read_bytes()
+    for place in range(len(FIRST_LINE), len(intact)):
+        path.write_bytes(intact[:place] + bytes([intact[place] ^ 1]) + intact[place + 1 :])
         with pytest.raises(AgentError, match=r"is corrupt at byte|is cut off"):
             list(record_file.read(path))
 

@@ -38,8 +38,8 @@ MIB = 1 << 20
 
 def load(peer, run, memory_bytes):
     assert isinstance(peer.ask(Hello(major=1)), Welcome)
-    asked = Prepare(run=run, epoch=1, memory_bytes=memory_bytes)
-    assert isinstance(peer.ask(asked, *plan(*ROWS)), Prepared)
+    prepare = Prepare(run=run, epoch=1, memory_bytes=memory_bytes)
+    assert isinstance(peer.ask(prepare, *plan(*ROWS)), Prepared)
     assert isinstance(peer.ask(Commit(run=run, epoch=1)), Committed)
 
 
@@ -94,14 +94,14 @@ def test_two_notebooks_compute_side_by_side_each_within_its_memory(tmp_path):
         answers = [ada.receive()[0] for _ in range(2)]
         (refused,) = [answer for answer in answers if isinstance(answer, Refused)]
         assert (refused.code, refused.run) == (RefusalCode.MEMORY, "c")
-        told = json.loads(running.command("status", "--json").stdout)
+        status = json.loads(running.command("status", "--json").stdout)
         assert [
-            (row["notebook"], row["fingerprint"], row["limit_bytes"]) for row in told["workers"]
+            (row["notebook"], row["fingerprint"], row["limit_bytes"]) for row in status["workers"]
         ] == [
             ("ada", fingerprint(ADA.public), 148 * MIB),
             ("bob", fingerprint(BOB.public), 108 * MIB),
         ]
-        assert [(row["name"], row["notebook"]) for row in told["runs"]] == [
+        assert [(row["name"], row["notebook"]) for row in status["runs"]] == [
             ("a", "ada"),
             ("b", "bob"),
         ]

@@ -119,11 +119,11 @@ def test_a_path_is_told_from_other_words(text, found):
 
 
 def test_a_lost_path_is_noticed():
-    here = Path(__file__)
-    assert exists("planning/planner.py", here)
-    assert exists("profiles/devices/NAME.toml", here)
-    assert not exists("planning/nowhere.py", here)
-    assert not exists("nowhere.py", here)
+    this_file = Path(__file__)
+    assert exists("planning/planner.py", this_file)
+    assert exists("profiles/devices/NAME.toml", this_file)
+    assert not exists("planning/nowhere.py", this_file)
+    assert not exists("nowhere.py", this_file)
 
 
 def test_a_lost_heading_is_noticed():

@@ -195,19 +195,19 @@ def made(given):
     generator = torch.Generator().manual_seed(sum(given.shape) + len(given.shape))
     shape, dtype = given.shape, getattr(torch, given.dtype)
     more = [2 * size for size in shape]
-    whole = (
+    drawn_shape = (
         shape if given.layout in ("contiguous", "probabilities", "expanded", "transposed") else more
     )
     if given.layout == "expanded":
-        whole = [1] * len(shape)
+        drawn_shape = [1] * len(shape)
     elif given.layout == "transposed":
-        whole = shape[::-1]
+        drawn_shape = shape[::-1]
     if given.dtype in FLOATS:
         draw = torch.rand if given.layout == "probabilities" else torch.randn
-        values = draw(list(whole), generator=generator).to(dtype)
+        values = draw(list(drawn_shape), generator=generator).to(dtype)
     else:
         low, high = (0, given.below) if given.below > 0 else (given.below - 1, 1)
-        values = torch.randint(low, high, list(whole), generator=generator).to(dtype)
+        values = torch.randint(low, high, list(drawn_shape), generator=generator).to(dtype)
     if given.layout == "expanded":
         return values.expand(shape)
     if given.layout == "transposed":

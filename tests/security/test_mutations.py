@@ -544,11 +544,11 @@ def test_s11_the_tests_pass_with_every_guard(copy):
 def test_s11_a_guard_that_is_gone_is_missed(name, copy, record_property):
     mutation = MUTATIONS[name]
     file = copy / mutation.file
-    whole = file.read_text()
-    file.write_text(whole.replace(mutation.line, mutation.changed))
+    original = file.read_text()
+    file.write_text(original.replace(mutation.line, mutation.changed))
     try:
         code, text = outcome(copy, mutation.tests)
     finally:
-        file.write_text(whole)
+        file.write_text(original)
     assert code == 1, f"nobody misses it: {text}"
     record_property("inputs", 1)

@@ -43,9 +43,9 @@ def plan_of(model):
 
 def strike(home, device, how):
     """Kill an agent or its worker, or send the worker another signal."""
-    whom, number = how
+    victim, number = how
     process = psutil.Process(agents_of(home).process(device).pid)
-    struck = [process] if whom == "agent" else agents_of(home).workers(device)
+    struck = [process] if victim == "agent" else agents_of(home).workers(device)
     struck[0].send_signal(number)
 
 
@@ -99,11 +99,11 @@ def test_f14_chaos_changes_nothing_that_is_learned(
         assert run.step == STEPS_PER_EPOCH * (number + 1)  # no step is lost, none is applied twice
     got = run.state_dict()
     run.close()
-    whole = home.deploy(plan_of(model), model, seed=7).wait()
-    assert whole.fit((x, y), epochs=n_faults).wait().losses == tuple(losses)
-    wanted = whole.state_dict()
-    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
-    whole.close()
+    uninterrupted = home.deploy(plan_of(model), model, seed=7).wait()
+    assert uninterrupted.fit((x, y), epochs=n_faults).wait().losses == tuple(losses)
+    expected = uninterrupted.state_dict()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    uninterrupted.close()
     assert psutil.Process().num_fds() < n_files + 40  # not one more for each fault
     record_property("faults", n_faults)
     record_property("survived", n_faults)
@@ -119,23 +119,23 @@ def test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one(
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, seed=7).wait()
     run.fit((x, y)).wait()
     run.save(path)
-    whole = path.read_bytes()
-    places = range(0, len(whole), max(1, len(whole) // 400))
+    intact = path.read_bytes()
+    places = range(0, len(intact), max(1, len(intact) // 400))
     for place in places:
-        cut.write_bytes(whole[:place])
+        cut.write_bytes(intact[:place])
         with pytest.raises(FileError, match="cut"):
             load(cut)
     cut.unlink()
     run.fit((x, y)).wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # as a disk that is full half way
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(intact) // 2, before[1]))
     try:
         with pytest.raises(FileError, match="cannot write"):
             run.save(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == intact
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     again = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, resume=path).wait()
     assert again.step == load(path).step

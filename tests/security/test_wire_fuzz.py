@@ -154,14 +154,14 @@ WORDS = (
 
 def check_documents(seed, count):
     rng = random.Random(seed)
-    whole = dumps(GRAPH)
+    intact = dumps(GRAPH)
     causes = []
-    paths = [path for path in leaves(json.loads(whole)) if path]
+    paths = [path for path in leaves(json.loads(intact)) if path]
     for _ in range(count):
         if rng.random() < 0.3:
-            data = spoiled_bytes(rng, whole)
+            data = spoiled_bytes(rng, intact)
         else:
-            document = json.loads(whole)
+            document = json.loads(intact)
             for path in rng.choices(paths, k=rng.choice((1, 1, 2))):
                 at = document
                 try:

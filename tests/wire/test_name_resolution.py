@@ -51,10 +51,10 @@ def test_an_answer_is_given_once_and_then_asked_for_anew():
 def test_the_others_wait_until_a_thread_is_free(at_once):
     threads = Threads()
     resolver = Resolver(lambda host: "127.0.0.1", threads, at_once)
-    left, rounds = [f"d{i}.local" for i in range(7)], 0
-    while left:
-        left = [name for name in left if resolver.address(name) is None]
-        assert len(threads.begun) == min(at_once, len(left))
+    unresolved, rounds = [f"d{i}.local" for i in range(7)], 0
+    while unresolved:
+        unresolved = [name for name in unresolved if resolver.address(name) is None]
+        assert len(threads.begun) == min(at_once, len(unresolved))
         threads.run()
         rounds += 1
     assert rounds == -(-7 // at_once) + 1

@@ -110,9 +110,9 @@ def test_a_stream_gets_a_part_here_and_the_rest_elsewhere():
 
 
 def test_a_stream_that_may_not_be_divided_goes_where_it_gets_more():
-    part, whole = [LocalOption(Way.ALONE, 0.0, 12.0)], HandlerRules(splits=False)
-    assert decision_on(STREAM, part, [candidate("b", 20.0)], rules=whole) == Offload("b")
-    assert decision_on(STREAM, part, [candidate("b", 5.0)], rules=whole) == Serve(Way.ALONE, 12.0)
+    part, unsplit = [LocalOption(Way.ALONE, 0.0, 12.0)], HandlerRules(splits=False)
+    assert decision_on(STREAM, part, [candidate("b", 20.0)], rules=unsplit) == Offload("b")
+    assert decision_on(STREAM, part, [candidate("b", 5.0)], rules=unsplit) == Serve(Way.ALONE, 12.0)
 
 
 def test_equation_1():
@@ -204,7 +204,7 @@ def test_whatever_the_numbers_a_request_goes_only_where_it_may(choose, seed):
     )
     decision = decision_on(each, local, others, rng.uniform(0, 1.2), choose, seed=seed)
     if isinstance(decision, Offload):
-        there = next(one for one in others if one.server == decision.server)
-        assert there.server not in path
-        assert there.queue_s <= there.delay_s + 1.0
+        chosen = next(one for one in others if one.server == decision.server)
+        assert chosen.server not in path
+        assert chosen.queue_s <= chosen.delay_s + 1.0
         assert each.n_offloads < 5

@@ -118,7 +118,7 @@ def test_refuses_and_nothing_changes(case):
 
 
 @pytest.mark.parametrize(
-    ("steps", "refusal", "left"),
+    ("steps", "refusal", "epoch_state"),
     [
         ([one(Prepare)], {"about": 10, "code": RefusalCode.MEMORY}, None),
         ([*LOADED, one(Commit)], {"about": 12, "code": RefusalCode.STATE}, EpochState.PREPARED),
@@ -127,9 +127,9 @@ def test_refuses_and_nothing_changes(case):
         (RUNNING, {"about": 9999, "code": "whatever"}, EpochState.COMMITTED),
     ],
 )
-def test_a_refusal_takes_back_what_it_is_about(steps, refusal, left):
+def test_a_refusal_takes_back_what_it_is_about(steps, refusal, epoch_state):
     session = opened(*steps, (Refused(run="r", epoch=0, **refusal), AGENT))
-    assert session.epochs.get(("r", 0)) is left
+    assert session.epochs.get(("r", 0)) is epoch_state
 
 
 def test_a_refused_hello_closes():

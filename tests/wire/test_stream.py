@@ -19,7 +19,7 @@ SAID = [
     (Compute(tag=1, op="run", inputs=("x",)), (b"{}",)),
     (Compute(tag=2, op="add", inputs=tuple(f"value{i}" for i in range(1000))), (b"",)),
 ]
-BYTES = b"".join(pack(*said) for said in SAID)
+BYTES = b"".join(pack(*packed) for packed in SAID)
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 100, len(BYTES)])

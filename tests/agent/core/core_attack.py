@@ -257,9 +257,9 @@ class CorePlay:
 
     def _grant(self, rng: random.Random, *, good: bool = False) -> Any:
         """Two requests at once are in time; the next is handed on."""
-        said = {"service": "v", "run": "r", "epoch": 1, "program": "g", "run_s": 0.5}
+        required = {"service": "v", "run": "r", "epoch": 1, "program": "g", "run_s": 0.5}
         if good or rng.random() < 0.6:
-            grant = m.GrantService(**said, limit_s=rng.choice((1.0, 6.0)))
+            grant = m.GrantService(**required, limit_s=rng.choice((1.0, 6.0)))
         else:
             grant = message(m.GrantService, rng)
         document_ = json.dumps(GRANT).encode() if good else document(GRANT, rng)

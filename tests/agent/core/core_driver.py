@@ -150,8 +150,8 @@ class Talk:
 
         `more` is said in its `Prepare`.
         """
-        asked = Prepare(run=run, epoch=epoch, **more)
-        self.receive(asked, *plan(*rows, segments=segments), sender=sender)
+        prepare = Prepare(run=run, epoch=epoch, **more)
+        self.receive(prepare, *plan(*rows, segments=segments), sender=sender)
         for name in segments:
             self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"), worker=worker)
         self.receive(Commit(run=run, epoch=epoch), sender=sender)

@@ -215,7 +215,7 @@ class House:
 
     def grant(self, name: str, *peers: dict[str, Any], **changes: Any) -> m.Message:
         """Let these members ask; returns what the device answered."""
-        said = {
+        fields = {
             "service": SERVICE,
             "run": f"r-{name}",
             "program": "p",
@@ -225,7 +225,7 @@ class House:
         inputs = changes.pop("inputs", [X])
         document = json.dumps({"inputs": inputs, "peers": list(peers)}).encode()
         n_heard = len(self.home)
-        self.tell(name, m.GrantService(**{**said, **changes}), document)
+        self.tell(name, m.GrantService(**{**fields, **changes}), document)
         return next(message for _, message, _ in self.home[n_heard:])
 
     def grant_all(self, asks_per_s: float = 100.0) -> "House":

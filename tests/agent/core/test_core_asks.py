@@ -93,8 +93,8 @@ def test_it_is_handed_on_by_idle_goodput():
         house.step("b")
         house.tick(RUN_S)
     house.tick(0.75)
-    told = [each for s, _, each in house.said if s == "b" and isinstance(each, m.Standing)]
-    assert told[-1].idle_per_s == pytest.approx((1 - 0.5 / 1.25) / RUN_S)
+    statuses = [each for s, _, each in house.said if s == "b" and isinstance(each, m.Standing)]
+    assert statuses[-1].idle_per_s == pytest.approx((1 - 0.5 / 1.25) / RUN_S)
     full(house, "a")
     tried = []
     house.lost = lambda sender, to, message: isinstance(message, m.Ask) and not tried.append(to)
@@ -189,6 +189,6 @@ def test_standing_tells_how_busy_a_service_is():
     house = House().grant_all()
     full(house, "b", 3)
     house.tick(1.0)
-    told = [each for _, to, each in house.said if to == "a" and isinstance(each, m.Standing)]
-    assert told[-1].service == SERVICE
-    assert told[-1].capacity_per_s == pytest.approx(1 / RUN_S)
+    statuses = [each for _, to, each in house.said if to == "a" and isinstance(each, m.Standing)]
+    assert statuses[-1].service == SERVICE
+    assert statuses[-1].capacity_per_s == pytest.approx(1 / RUN_S)

@@ -27,11 +27,11 @@ N_LINKS = 3000
 def shallow(talk: Talk, message: Message, *buffers: bytes, depth: int = 60):
     """What the core does about this with no more than that many calls within one another."""
     event: Event = FromPeer(sender=OWNER_SENDER, message=message, buffers=buffers)
-    frame, here = sys._getframe(), 0
+    frame, height = sys._getframe(), 0
     while frame is not None:
-        frame, here = frame.f_back, here + 1
+        frame, height = frame.f_back, height + 1
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(here + depth)
+    sys.setrecursionlimit(height + depth)
     try:
         return talk.core.handle(event, talk.now_s)
     finally:

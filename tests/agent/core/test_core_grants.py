@@ -18,7 +18,7 @@ def ask(number=1, service=SERVICE, left_s=LIMIT_S, path=("a",)):
     return m.Ask(number=number, service=service, left_s=left_s, path=path)
 
 
-def asked(house, request, *, sender="a", to="b", **changes):
+def codes_heard(house, request, *, sender="a", to="b", **changes):
     """The codes that a member hears of its own request and its input."""
     n_heard = len(house.ended_for(sender))
     house.as_member(sender, to, request)
@@ -35,7 +35,7 @@ def granted(*peers, names="abc", **changes):
 
 def test_who_is_granted_a_service_is_answered():
     house = granted()
-    assert asked(house, ask()) == [""]
+    assert codes_heard(house, ask()) == [""]
     outputs = [v for s, to, v in house.said if to == "a" and isinstance(v, m.Value)]
     assert [(v.run, v.program, v.step, v.name) for v in outputs] == [("", ANSWER, 1, "y")]
 
@@ -59,10 +59,10 @@ REFUSED = {
 def test_refuses_by_name_before_anything_is_computed(what):
     request, sender, code = REFUSED[what]
     house = granted()
-    assert asked(house, request, sender=sender) == [code]
+    assert codes_heard(house, request, sender=sender) == [code]
     assert house.n_computed == 0
     assert house.cores["b"].held.n_asks == 0
-    assert asked(house, ask(number=2)) == [""]  # nobody else is harmed
+    assert codes_heard(house, ask(number=2)) == [""]  # nobody else is harmed
 
 
 def test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service():
@@ -77,7 +77,7 @@ def test_a_granted_member_of_another_home_is_nobody_here():
     house = granted()
     rows = [row for row in house.roster() if row["name"] != "a"]
     house.tell("b", m.Roster(home="h"), json.dumps(rows).encode())
-    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
@@ -95,38 +95,38 @@ def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
     other(ask(path=()))
     assert heard[-1].code == RefusalCode.NOT_GRANTED
     document = json.dumps({"inputs": [X], "peers": [may("c")]}).encode()
-    said = {"service": SERVICE, "program": "p", "run_s": 0.1, "limit_s": 1.0}
-    other(m.GrantService(run="r-b", **said), document)
+    fields = {"service": SERVICE, "program": "p", "run_s": 0.1, "limit_s": 1.0}
+    other(m.GrantService(run="r-b", **fields), document)
     assert heard[-1].code == RefusalCode.BUSY
-    other(m.GrantService(run="r-b", **{**said, "service": "mine"}), document)
+    other(m.GrantService(run="r-b", **{**fields, "service": "mine"}), document)
     assert heard[-1].code == RefusalCode.UNKNOWN_RUN
     other(m.GrantService(service=SERVICE), document)  # it withdraws nothing either
-    assert asked(house, ask()) == [""]
+    assert codes_heard(house, ask()) == [""]
 
 
 def test_a_revoked_member_may_not_ask_and_what_it_has_under_way_ends():
     house = granted()
     house.workers["b"].answers = False
-    assert asked(house, ask()) == []
+    assert codes_heard(house, ask()) == []
     house.grant("b", may("c"))
     assert [each.code for each in house.ended_for("a")] == [RefusalCode.NOT_GRANTED]
     house.workers["b"].answers = True
-    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
-    assert asked(house, ask(path=("c",)), sender="c") == [""]
+    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
 
 
 def test_a_service_that_is_withdrawn_is_unknown():
     house = granted()
     assert isinstance(house.grant("b", run=""), m.ServiceGranted)
-    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_grant_is_over_when_its_time_is():
     house = granted(lasts_s=5.0)
     house.tick(4.9)
-    assert asked(house, ask()) == [""]
+    assert codes_heard(house, ask()) == [""]
     house.tick(0.1)
-    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_grant_that_was_renewed_goes_on():
@@ -134,45 +134,45 @@ def test_a_grant_that_was_renewed_goes_on():
     house.tick(4.0)
     house.grant("b", may("a"), lasts_s=5.0)
     house.tick(4.0)
-    assert asked(house, ask()) == [""]
+    assert codes_heard(house, ask()) == [""]
 
 
 def test_a_grant_is_gone_with_its_run():
     house = granted()
     house.tell("b", m.Drop(run="r-b"))
-    assert asked(house, ask()) == [RefusalCode.UNKNOWN_RUN]
+    assert codes_heard(house, ask()) == [RefusalCode.UNKNOWN_RUN]
     house.tell("b", m.Goodbye())
-    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
 
 
 def test_nobody_asks_more_often_than_was_granted():
     house = granted(may("a", 2.0), may("c", 2.0))
     house.tick(1.0)
-    codes = [code for number in range(1, 6) for code in asked(house, ask(number))]
+    codes = [code for number in range(1, 6) for code in codes_heard(house, ask(number))]
     assert codes == ["", "", *[RefusalCode.TOO_OFTEN] * 3]
-    assert asked(house, ask(path=("c",)), sender="c") == [""]
+    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
     house.tick(0.5)
-    assert asked(house, ask(6)) == [""]
+    assert codes_heard(house, ask(6)) == [""]
     assert house.n_computed == 4
 
 
 def test_a_renewal_gives_nobody_more_at_once():
     house = granted(may("a", 0.5))
-    assert asked(house, ask(1)) == [""]
+    assert codes_heard(house, ask(1)) == [""]
     house.grant("b", may("a", 0.5))
-    assert asked(house, ask(2)) == [RefusalCode.TOO_OFTEN]
+    assert codes_heard(house, ask(2)) == [RefusalCode.TOO_OFTEN]
 
 
 def test_a_member_that_may_only_be_handed_requests_may_not_ask():
     house = granted(may("a", 0.0))
-    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_request_that_comes_again_is_not_done_again():
     house = granted()
-    assert asked(house, ask(5)) == [""]
-    assert asked(house, ask(5))[0] == RefusalCode.PATH
-    assert asked(house, ask(4))[0] == RefusalCode.PATH
+    assert codes_heard(house, ask(5)) == [""]
+    assert codes_heard(house, ask(5))[0] == RefusalCode.PATH
+    assert codes_heard(house, ask(4))[0] == RefusalCode.PATH
     assert house.n_computed == 1
 
 
@@ -189,9 +189,9 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_refuses_what_is_not_an_input_that_was_granted(what):
     house = granted()
-    assert asked(house, ask(), **WRONG[what]) == [RefusalCode.DOCUMENT]
+    assert codes_heard(house, ask(), **WRONG[what]) == [RefusalCode.DOCUMENT]
     assert house.n_computed == 0
-    assert asked(house, ask(2)) == [""]
+    assert codes_heard(house, ask(2)) == [""]
 
 
 def test_nobody_adds_to_another_one_s_request():
@@ -214,7 +214,7 @@ def test_requests_without_inputs_are_bounded_and_end():
     house.tick(LIMIT_S)
     assert house.cores["b"].held.n_asks == 0
     house.workers["b"].answers = True
-    assert asked(house, ask(path=("c",)), sender="c") == [""]
+    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
 
 
 # --- who was asked lies ---------------------------------------------------------------------------

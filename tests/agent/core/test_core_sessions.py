@@ -150,15 +150,15 @@ def test_roster_sets_the_members_but_not_this_device():
 def test_the_notebook_whose_run_is_on_says_where_a_device_is():
     """Another one, which is out of date or means harm, moves nothing of it."""
     talk = Talk().begin().begin(OTHER_SENDER).roster().load(recv("x"))
-    there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
-    actions = talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    members = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
+    actions = talk.receive(Roster(home="o"), json.dumps(members).encode(), sender=OTHER_SENDER)
     assert actions == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
 
 
 def test_a_notebook_whose_run_begins_is_heard_from_then_on():
     talk = Talk().begin().begin(OTHER_SENDER)
-    there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
-    talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    members = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
+    talk.receive(Roster(home="o"), json.dumps(members).encode(), sender=OTHER_SENDER)
     talk.roster()
     actions = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
     assert (
@@ -223,8 +223,8 @@ def test_a_refused_plan_leaves_the_device_free_for_others():
         ToWorker(Forget(prefix="r/1/")),
     ]
     talk.receive(Hello(major=1), sender=OTHER_SENDER)
-    said = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
-    assert ToPeer(key=OTHER_KEY, message=Prepared(run="r", epoch=1)) in said
+    answers = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
+    assert ToPeer(key=OTHER_KEY, message=Prepared(run="r", epoch=1)) in answers
 
 
 @pytest.mark.parametrize(("weights", "slot"), [("s", "r/3/s"), ("2/whole", "r/2/whole")])
@@ -317,19 +317,21 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
 
 
 @pytest.mark.parametrize(
-    ("alone", "left"),
+    ("alone", "free_bytes"),
     [(300, 700), (0, 100), (1000, 100)],
     ids=["less", "as prepared", "never more"],
 )
-def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, left):
+def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, free_bytes):
     """The device has 1,000 bytes; the plan was prepared with 900 for itself and the one before."""
     talk = Talk().begin()
     talk.receive(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
     talk.receive(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x")))
     talk.receive(Commit(run="r", epoch=2, memory_bytes=alone))
-    (answer,) = talk.receive(Prepare(run="s", epoch=1, memory_bytes=left + 1), *plan(recv("x")))
-    assert answer.message.text == f"{left + 1} bytes needed, {left} bytes available"
-    (answer,) = talk.receive(Prepare(run="s", epoch=1, memory_bytes=left), *plan(recv("x")))
+    (answer,) = talk.receive(
+        Prepare(run="s", epoch=1, memory_bytes=free_bytes + 1), *plan(recv("x"))
+    )
+    assert answer.message.text == f"{free_bytes + 1} bytes needed, {free_bytes} bytes available"
+    (answer,) = talk.receive(Prepare(run="s", epoch=1, memory_bytes=free_bytes), *plan(recv("x")))
     assert answer.message == Prepared(run="s", epoch=1)
 
 

@@ -197,7 +197,7 @@ def test_one_success_and_it_is_closed_again():
 def test_three_tries_in_all_then_even_the_right_code_is_refused():
     made = window()
     assert [visit(made, float(i), "00000000") for i in range(3)] == [
-        (("wrong-code"), left) for left in (2, 1, 0)
+        (("wrong-code"), tries_left) for tries_left in (2, 1, 0)
     ]
     assert visit(made, 4.0) == ("closed", 0)
 

@@ -78,23 +78,23 @@ def test_so_many_values_are_under_way_and_no_more(nbytes):
     rng, n_values = random.Random(nbytes), 3 * MAX_TRANSFERS
     out = outgoing()
     now_s = 0.0
-    left = []
+    in_order = []
     under_way = []
     for i in rng.sample(range(n_values), n_values):
         out.add(sending(f"{i}", nbytes=nbytes, priority=i), now_s)
     while out.busy:
         sent = out.pump(now_s)
         assert len(sent) <= MAX_AT_ONCE
-        left += [int(action.message.name) for action in sent]
+        in_order += [int(action.message.name) for action in sent]
         under_way += sent
         assert len(under_way) <= MAX_TRANSFERS
         if not sent:
-            assert len(under_way) == min(MAX_TRANSFERS, n_values - len(left) + len(under_way))
+            assert len(under_way) == min(MAX_TRANSFERS, n_values - len(in_order) + len(under_way))
             some = rng.randrange(1, len(under_way) + 1)
             acknowledged, under_way = under_way[:some], under_way[some:]
             for action in acknowledged:
                 out.arrived(NEAR, action.message.transfer, now_s)
-    assert left == list(range(n_values))
+    assert in_order == list(range(n_values))
 
 
 @pytest.mark.long
@@ -136,9 +136,9 @@ def test_many_values_due_at_once_leave_in_their_order_a_few_at_a_time():
     out, n_values = outgoing(), 3 * MAX_AT_ONCE
     for i in reversed(range(n_values)):
         out.add(sending(f"{i}", nbytes=0, priority=i, release_s=5.0), 1.0)
-    left = []
+    in_order = []
     while out.wake_s() is not None:
         assert out.wake_s() <= 5.0
         sent = out.pump(5.0)
-        left += names(sent)
-    assert left == [f"{i}" for i in range(n_values)]
+        in_order += names(sent)
+    assert in_order == [f"{i}" for i in range(n_values)]

@@ -103,8 +103,8 @@ def both(*rows, other_memory=400, **changes):
 
 def to(key, actions):
     """What this notebook is told, but for what others leave."""
-    told = [a.message for a in actions if isinstance(a, ToPeer) and a.key == key]
-    return [message for message in told if not isinstance(message, Available)]
+    messages = [a.message for a in actions if isinstance(a, ToPeer) and a.key == key]
+    return [message for message in messages if not isinstance(message, Available)]
 
 
 def left_for(key, actions):
@@ -122,8 +122,8 @@ def limits(actions):
 
 def test_a_second_notebooks_plan_gets_a_worker_of_its_own():
     talk = two().load(*PROGRAM, segments=("a",))
-    asked = Prepare(run="s", epoch=1)
-    actions = talk.receive(asked, *plan(*PROGRAM, segments=("b",)), sender=OTHER_SENDER)
+    prepare = Prepare(run="s", epoch=1)
+    actions = talk.receive(prepare, *plan(*PROGRAM, segments=("b",)), sender=OTHER_SENDER)
     assert StartWorker(1) in actions
     orders = talk.work(WorkerReady(), READY, worker=1)
     assert [(a.worker, a.message) for a in orders if isinstance(a, ToWorker)] == [
@@ -150,12 +150,12 @@ def test_each_computes_on_its_own_worker_and_hears_of_its_own_step():
         (out,) = [a for a in sent if isinstance(a, ToPeer)]
         assert (out.key, out.message.run) == (sender.key, run)
         assert [part.worker for part in out.buffers] == [number]
-        said = talk.receive(credit(transfer=out.message.transfer), sender=sender)
-        assert [type(m) for m in to(sender.key, said)] == [Done]
+        acknowledged = talk.receive(credit(transfer=out.message.transfer), sender=sender)
+        assert [type(m) for m in to(sender.key, acknowledged)] == [Done]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "message",
     [
         RUN,
         Commit(run="r", epoch=1),
@@ -163,15 +163,15 @@ def test_each_computes_on_its_own_worker_and_hears_of_its_own_step():
         Drop(run="r", epoch=-1),
         Drop(run="r", epoch=1),
     ],
-    ids=lambda asked: type(asked).__name__,
+    ids=lambda message: type(message).__name__,
 )
-def test_anothers_run_is_unknown(asked):
+def test_anothers_run_is_unknown(message):
     talk = both(*PROGRAM)
     talk.receive(RUN)
-    said = talk.receive(asked, sender=OTHER_SENDER)
-    assert to(OWNER_KEY, said) == []
-    if not isinstance(asked, Drop):
-        assert [(m.code, m.text) for m in to(OTHER_KEY, said)] == [
+    actions = talk.receive(message, sender=OTHER_SENDER)
+    assert to(OWNER_KEY, actions) == []
+    if not isinstance(message, Drop):
+        assert [(m.code, m.text) for m in to(OTHER_KEY, actions)] == [
             (RefusalCode.UNKNOWN_RUN, "no run r is loaded")
         ]
     assert [run["name"] for run in talk.core.state()["runs"]] == ["r", "s"]
@@ -181,12 +181,12 @@ def test_anothers_run_is_unknown(asked):
 
 def test_anothers_name_of_a_run_is_taken_also_when_that_was_lost_with_its_worker():
     talk = both(*PROGRAM)
-    asked = Prepare(run="r", epoch=2)
+    prepare = Prepare(run="r", epoch=2)
     text = "another notebook's run has this name"
     taken = refused(Prepare, RefusalCode.BUSY, text, key=OTHER_KEY, run="r", epoch=2)
-    assert taken in talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER)
+    assert taken in talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER)
     talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV", 0), talk.now_s)
-    assert taken in talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER)
+    assert taken in talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER)
 
 
 @pytest.mark.parametrize("sender", [OTHER_SENDER, MEMBER_SENDER])
@@ -203,8 +203,8 @@ def test_a_value_for_anothers_run_is_not_taken(sender):
 
 def test_what_others_claim_is_not_there_to_be_claimed_and_the_refusal_says_so():
     talk = two().load(*PROGRAM, memory_bytes=700)
-    asked = Prepare(run="s", epoch=1, memory_bytes=301)
-    assert to(OTHER_KEY, talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER)) == [
+    prepare = Prepare(run="s", epoch=1, memory_bytes=301)
+    assert to(OTHER_KEY, talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER)) == [
         Refused(
             about=10,
             code=RefusalCode.MEMORY,
@@ -215,7 +215,7 @@ def test_what_others_claim_is_not_there_to_be_claimed_and_the_refusal_says_so():
             available_bytes=300,
         )
     ]
-    fits = talk.receive(replace(asked, memory_bytes=300), *plan(*PROGRAM), sender=OTHER_SENDER)
+    fits = talk.receive(replace(prepare, memory_bytes=300), *plan(*PROGRAM), sender=OTHER_SENDER)
     assert Prepared(run="s", epoch=1) in to(OTHER_KEY, fits)
 
 
@@ -224,18 +224,18 @@ def test_what_a_worker_was_seen_to_hold_counts_where_its_plan_said_less():
     talk.receive(RUN)
     talk.receive(value(), EIGHT)
     talk.work(Computed(tag=1, start_s=10.0, stop_s=10.0, memory_bytes=650), exported(("y", 64)))
-    asked = Prepare(run="s", epoch=1, memory_bytes=400)
-    (answer,) = to(OTHER_KEY, talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER))
+    prepare = Prepare(run="s", epoch=1, memory_bytes=400)
+    (answer,) = to(OTHER_KEY, talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER))
     assert (answer.code, answer.available_bytes) == (RefusalCode.MEMORY, 350)
     talk.receive(Drop(run="r", epoch=-1))
-    fits = talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER)
+    fits = talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER)
     assert Prepared(run="s", epoch=1) in to(OTHER_KEY, fits)
 
 
 def test_the_limits_of_all_workers_are_the_owners_together():
     talk = two().load(*PROGRAM, memory_bytes=600)
-    asked = Prepare(run="s", epoch=1, memory_bytes=200)
-    assert limits(talk.receive(asked, *plan(*PROGRAM), sender=OTHER_SENDER)) == {0: 700}
+    prepare = Prepare(run="s", epoch=1, memory_bytes=200)
+    assert limits(talk.receive(prepare, *plan(*PROGRAM), sender=OTHER_SENDER)) == {0: 700}
     assert limits(talk.work(WorkerReady(), READY, worker=1)) == {1: 300}
     assert limits(talk.receive(Drop(run="r", epoch=-1))) == {0: 400, 1: 600}
     assert limits(talk.receive(Goodbye())) == {1: 1000}
@@ -258,10 +258,10 @@ def test_a_notebook_hears_what_others_leave_with_its_welcome_and_when_that_chang
 
 def test_a_notebook_of_before_is_not_told():
     talk = Talk().begin().load(*PROGRAM, memory_bytes=600)
-    said = talk.receive(Hello(major=1, minor=9), sender=OTHER_SENDER)
-    assert isinstance(to(OTHER_KEY, said)[0], Welcome)
-    said += talk.receive(Drop(run="r", epoch=-1))
-    assert left_for(OTHER_KEY, [*said, *talk.tick()]) == []
+    actions = talk.receive(Hello(major=1, minor=9), sender=OTHER_SENDER)
+    assert isinstance(to(OTHER_KEY, actions)[0], Welcome)
+    actions += talk.receive(Drop(run="r", epoch=-1))
+    assert left_for(OTHER_KEY, [*actions, *talk.tick()]) == []
 
 
 def test_no_more_notebooks_compute_than_may():
@@ -276,18 +276,18 @@ def test_no_more_notebooks_compute_than_may():
         says(key, Hello(major=1, minor=10))
         core.handle(FromWorker(WorkerReady(), (READY,), number), now_s)
     for key in keys[:-1]:
-        said = says(key, Prepare(run=f"r{key}", epoch=1), *plan(*PROGRAM))
-        assert any(isinstance(message, Prepared) for message in to(key, said))
-    for asked, buffers in (
+        actions = says(key, Prepare(run=f"r{key}", epoch=1), *plan(*PROGRAM))
+        assert any(isinstance(message, Prepared) for message in to(key, actions))
+    for request, buffers in (
         (Prepare(run="one more", epoch=1), plan(*PROGRAM)),
         (Measure(task="t", rows=(1,)), [b"{}"]),
     ):
-        (answer,) = to(keys[-1], says(keys[-1], asked, *buffers))
+        (answer,) = to(keys[-1], says(keys[-1], request, *buffers))
         assert answer.code == RefusalCode.BUSY
         assert answer.text.startswith(f"{MAX_WORKERS} notebooks compute here already")
     says(keys[0], Goodbye())
-    said = says(keys[-1], Prepare(run="one-more", epoch=1), *plan(*PROGRAM))
-    assert StartWorker(MAX_WORKERS) in said
+    actions = says(keys[-1], Prepare(run="one-more", epoch=1), *plan(*PROGRAM))
+    assert StartWorker(MAX_WORKERS) in actions
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def test_a_worker_without_work_makes_room_for_anothers_and_is_started_again():
 
 def test_a_notebook_that_only_looks_has_no_worker():
     talk = Talk().begin().load(*PROGRAM)
-    said = talk.receive(Hello(major=1, minor=10), sender=OTHER_SENDER)
-    assert isinstance(to(OTHER_KEY, said)[0], Welcome)
-    assert not any(isinstance(a, StartWorker) for a in said)
+    actions = talk.receive(Hello(major=1, minor=10), sender=OTHER_SENDER)
+    assert isinstance(to(OTHER_KEY, actions)[0], Welcome)
+    assert not any(isinstance(a, StartWorker) for a in actions)
 
 
 def test_who_waited_for_the_worker_of_a_notebook_that_left_is_welcomed_by_another_one():
@@ -388,45 +388,45 @@ def test_a_worker_that_does_not_start_is_told_to_all_who_wait_for_it_once():
 
 def test_what_was_measured_beside_others_says_so():
     talk = two().load(*PROGRAM, memory_bytes=100)
-    asked = Measure(task="t", kind="aten", rows=(1,), repeats=1)
-    talk.receive(asked, b"{}", sender=OTHER_SENDER)
+    measure = Measure(task="t", kind="aten", rows=(1,), repeats=1)
+    talk.receive(measure, b"{}", sender=OTHER_SENDER)
     talk.work(WorkerReady(), READY, worker=1)
     talk.receive(Drop(run="r", epoch=-1))  # it was there when that began
-    told = MeasuredTask(task="t", rows=(1,), forward_s=(0.1,), memory_bytes=(1,))
-    (answer,) = to(OTHER_KEY, talk.work(told, worker=1))
+    result = MeasuredTask(task="t", rows=(1,), forward_s=(0.1,), memory_bytes=(1,))
+    (answer,) = to(OTHER_KEY, talk.work(result, worker=1))
     assert isinstance(answer, Measured)
     assert answer.n_beside == 1
-    talk.receive(replace(asked, task="u"), b"{}", sender=OTHER_SENDER)
-    (answer,) = to(OTHER_KEY, talk.work(replace(told, task="u"), worker=1))
+    talk.receive(replace(measure, task="u"), b"{}", sender=OTHER_SENDER)
+    (answer,) = to(OTHER_KEY, talk.work(replace(result, task="u"), worker=1))
     assert answer.n_beside == 0
 
 
 def test_two_notebooks_may_call_what_they_measure_the_same():
     talk = two()
-    asked = Measure(task="t", kind="aten", rows=(1,), repeats=1)
+    measure = Measure(task="t", kind="aten", rows=(1,), repeats=1)
     for sender in (OWNER_SENDER, OTHER_SENDER):
-        assert to(sender.key, talk.receive(asked, b"{}", sender=sender)) == []
+        assert to(sender.key, talk.receive(measure, b"{}", sender=sender)) == []
     talk.work(WorkerReady(), READY, worker=1)
     for seconds, number, key in ((0.1, 0, OWNER_KEY), (0.2, 1, OTHER_KEY)):
-        told = MeasuredTask(task="t", rows=(1,), forward_s=(seconds,), memory_bytes=(1,))
-        (answer,) = to(key, talk.work(told, worker=number))
+        result = MeasuredTask(task="t", rows=(1,), forward_s=(seconds,), memory_bytes=(1,))
+        (answer,) = to(key, talk.work(result, worker=number))
         assert answer.forward_s == (seconds,)
 
 
 @pytest.mark.parametrize(
-    ("asked", "buffers"),
+    ("message", "buffers"),
     [
         (Measure(task="t", kind="aten", rows=(1,), repeats=1), (b"{}",)),
         (Probe(task="t", peer="home", nbytes=8, repeats=1), ()),
     ],
 )
-def test_a_notebook_that_could_not_be_told_measures_nothing_beside_others(asked, buffers):
+def test_a_notebook_that_could_not_be_told_measures_nothing_beside_others(message, buffers):
     talk = Talk().begin().load(*PROGRAM).begin(OTHER_SENDER, minor=9)
     text = "another notebook's run is on, and would slow what is measured; ask again later"
-    assert to(OTHER_KEY, talk.receive(asked, *buffers, sender=OTHER_SENDER)) == [
-        refused(type(asked), RefusalCode.BUSY, text, key=OTHER_KEY).message
+    assert to(OTHER_KEY, talk.receive(message, *buffers, sender=OTHER_SENDER)) == [
+        refused(type(message), RefusalCode.BUSY, text, key=OTHER_KEY).message
     ]
-    assert not any(isinstance(m, Refused) for m in to(OWNER_KEY, talk.receive(asked, *buffers)))
+    assert not any(isinstance(m, Refused) for m in to(OWNER_KEY, talk.receive(message, *buffers)))
 
 
 # --- whatever another notebook does ---------------------------------------------------------------
@@ -469,8 +469,8 @@ class Own:
         match action:
             case ToWorker(message=Compute() as order, worker=0):
                 rows = [[name, 64, 8, "float32", [2]] for name in order.exports]
-                told = Computed(tag=order.tag, start_s=10.0, stop_s=10.0)
-                self.todo.append(FromWorker(told, (json.dumps(rows).encode(),), 0))
+                computed = Computed(tag=order.tag, start_s=10.0, stop_s=10.0)
+                self.todo.append(FromWorker(computed, (json.dumps(rows).encode(),), 0))
             case ToPeer(key=key, message=Value(run="mine") as sent):
                 sender = OWN_MEMBER if key == OWN_MEMBER.key else OWNER_SENDER
                 self.todo.append(FromPeer(sender=sender, message=credit(sent.transfer)))
@@ -481,8 +481,8 @@ class Own:
 
     def _execute(self):
         if self._step < 3:
-            asked = Execute(run="mine", epoch=1, program="p", step=self._step)
-            self.todo.append(FromPeer(sender=OWNER_SENDER, message=asked))
+            execute = Execute(run="mine", epoch=1, program="p", step=self._step)
+            self.todo.append(FromPeer(sender=OWNER_SENDER, message=execute))
             self._send("x", OWNER_SENDER)
             self._step += 1
 
@@ -556,8 +556,8 @@ def claims(rng):
     yield FromPeer(
         sender=OTHER_SENDER, message=Roster(home="o"), buffers=(json.dumps(rows).encode(),)
     )
-    asked = Prepare(run="mine", epoch=rng.choice((1, 2)), memory_bytes=rng.choice((0, 900)))
-    yield FromPeer(sender=OTHER_SENDER, message=asked, buffers=tuple(plan(*ROWS)))
+    prepare = Prepare(run="mine", epoch=rng.choice((1, 2)), memory_bytes=rng.choice((0, 900)))
+    yield FromPeer(sender=OTHER_SENDER, message=prepare, buffers=tuple(plan(*ROWS)))
     for message in (
         Drop(run="mine", epoch=-1),
         Abort(run="mine", epoch=1, program="p", step=rng.choice((0, 1, 2))),
@@ -576,7 +576,7 @@ def test_whatever_another_notebook_and_its_worker_do_this_one_notices_nothing(
     seed, record_property
 ):
     alone, _ = life()
-    assert sum(isinstance(said, tuple) and isinstance(said[1], Done) for said in alone) == 3
+    assert sum(isinstance(action, tuple) and isinstance(action[1], Done) for action in alone) == 3
     rng = random.Random(seed)
     moves = list(hostile(rng, 120))
     for event in claims(rng) if seed % 2 else ():

@@ -49,7 +49,7 @@ class RunningRelay:
         """`potluck agent relay ...` with its state directory."""
         return command("relay", *arguments, "--state", str(self.directory))
 
-    def said(self, text: str) -> str:
+    def line_with(self, text: str) -> str:
         """The next line that it prints with this text."""
         assert self.process.stdout is not None
         patience = threading.Timer(PATIENCE_S, self.process.kill)
@@ -107,5 +107,5 @@ def behind(
     """An agent that is reached through this relay."""
     invitation = relay.invite(name)
     with agent(directory, *arguments, "--relay", str(invitation), name=name, **options) as running:
-        relay.said(f"{name} is reached")
+        relay.line_with(f"{name} is reached")
         yield running

@@ -13,7 +13,7 @@ def greeting(mechanism=b"CURVE", as_server=0):
     return SIGNATURE + b"\x03\x01" + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
 
 
-def said(name, nbytes):
+def frame(name, nbytes):
     """A command with so many bytes behind its name, as ZMTP frames it."""
     body = bytes([len(name)]) + name + b"\x2a" * nbytes
     if len(body) < 256:
@@ -21,22 +21,22 @@ def said(name, nbytes):
     return b"\x06" + len(body).to_bytes(8, "big") + body
 
 
-VISITOR = greeting() + said(b"HELLO", 194) + said(b"INITIATE", 350)
-DEVICE = greeting(as_server=1) + said(b"WELCOME", 160)
-READY = {"short": said(b"READY", 60), "long": said(b"READY", 300)}
+VISITOR = greeting() + frame(b"HELLO", 194) + frame(b"INITIATE", 350)
+DEVICE = greeting(as_server=1) + frame(b"WELCOME", 160)
+READY = {"short": frame(b"READY", 60), "long": frame(b"READY", 300)}
 
 
 @pytest.mark.parametrize("size", READY)
 @pytest.mark.parametrize("step", [1, 7, 10_000])
 def test_it_opens_with_the_devices_ready_and_not_before(size, step):
-    gate, whole = Handshake(), DEVICE + READY[size]
+    gate, handshake = Handshake(), DEVICE + READY[size]
     for at in range(0, len(VISITOR), step):
         gate.visitor_said(VISITOR[at : at + step])
     for at in range(0, len(DEVICE), step):
         gate.device_said(DEVICE[at : at + step])
         assert not gate.admitted
-    for at in range(len(DEVICE), len(whole), step):
-        gate.device_said(whole[at : at + step])
+    for at in range(len(DEVICE), len(handshake), step):
+        gate.device_said(handshake[at : at + step])
     assert gate.admitted
     gate.visitor_said(b"\0" * 10**6)  # from here on it is theirs
     gate.device_said(b"\0" * 10**6)
@@ -68,7 +68,7 @@ def test_nothing_else_crosses_in_either_direction(side, data):
 
 
 @pytest.mark.parametrize(
-    "more", [said(b"ERROR", 4), b"\x00\x05hello", b"\x02" + bytes(8)], ids=["ERROR", "one", "two"]
+    "more", [frame(b"ERROR", 4), b"\x00\x05hello", b"\x02" + bytes(8)], ids=["ERROR", "one", "two"]
 )
 def test_whoever_the_device_refuses_is_cut_off(more):
     gate = Handshake()

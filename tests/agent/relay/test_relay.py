@@ -205,7 +205,7 @@ def test_a_device_that_is_removed_is_cut_off_at_once(tmp_path):
         assert monitor.poll(PATIENCE_S * 1000)
         ada.sockets[Channel.PULSE].disable_monitor()
         monitor.close(0)
-        passing.said("jetson is removed")
+        passing.line_with("jetson is removed")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((HOST, passing.first_port()))
         with RawPeer(jetson.port, jetson.key, ADA) as near:  # it is there for all that
@@ -218,7 +218,7 @@ def test_a_list_of_devices_that_breaks_takes_nobodys_place(tmp_path):
         behind(passing, tmp_path / "jetson", *TRUST, "--memory", "64Mi") as jetson,
     ):
         (tmp_path / "relay" / "devices.json").write_text("{")
-        passing.said("cannot be read")
+        passing.line_with("cannot be read")
         check_served(passing, jetson)
 
 
@@ -233,7 +233,7 @@ def test_a_relay_that_was_killed_is_used_again_when_it_is_back(tmp_path):
         with RawPeer(jetson.port, jetson.key, ADA) as near:  # nothing else is the matter
             assert near.ask(Ping(seq=2)).seq == 2
         passing.again()
-        passing.said("jetson is reached")
+        passing.line_with("jetson is reached")
         assert ada.ask(Ping(seq=3)).seq == 3  # over the socket that it had
 
 
@@ -263,7 +263,7 @@ def test_two_relays_on_one_port_and_a_port_that_is_taken(tmp_path):
         time.sleep(0.5)  # it looks at its devices five times a second
         asking = threading.Thread(target=ask)
         asking.start()
-        passing.said("jetson cannot be reached")
+        passing.line_with("jetson cannot be reached")
         asking.join()
         taken.close()
         assert b"cannot listen" in dealer_heard[0]

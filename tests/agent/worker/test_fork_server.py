@@ -223,12 +223,12 @@ def test_where_none_has_loaded_the_same_the_worker_is_a_process_of_its_own(
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b"\xff", b"{}", b"[" * 50_000, b'{"workers_of": []}', b'{"command": 1}']
+    "message", [b"", b"[]", b"\xff", b"{}", b"[" * 50_000, b'{"workers_of": []}', b'{"command": 1}']
 )
-def test_what_is_no_request_ends_its_connection_and_nothing_else(fork_server, forked, said):
+def test_what_is_no_request_ends_its_connection_and_nothing_else(fork_server, forked, message):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(fork_server))
-        connection.send(said)
+        connection.send(message)
         connection.settimeout(PATIENCE_S)
         assert connection.recv(64) in (b"", b"0", b"[]")
     assert is_forked(forked.link, fork_server)

@@ -389,7 +389,7 @@ DROPOUTS = {
 @pytest.mark.parametrize("dropping", DROPOUTS.values(), ids=DROPOUTS)
 def test_dropout_does_not_depend_on_the_split(dropping):
     x = torch.randn(8, 4)
-    whole = TrainingSegment(dropping, seed=3).forward(
+    reference = TrainingSegment(dropping, seed=3).forward(
         (x,), train=True, rows=(0, 8, 8), step=2, micro_batch=1
     )[0]
     parts = [
@@ -398,11 +398,11 @@ def test_dropout_does_not_depend_on_the_split(dropping):
         )[0]
         for a, b in ((0, 3), (3, 8))
     ]
-    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(torch.cat(parts), reference)
     for other in ({"step": 3, "micro_batch": 1}, {"step": 2, "micro_batch": 0}):
         assert not torch.equal(
             TrainingSegment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), **other)[0],
-            whole,
+            reference,
         )
 
 

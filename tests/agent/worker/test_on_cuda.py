@@ -27,7 +27,7 @@ def trained(device=""):
     worker = begin(memory_bytes=MEMORY_BYTES, device=device)
     try:
         load(worker, document=LINEAR)
-        left = []
+        exported = []
         for step in range(2):
             name = f"r/0/p/{step}/"
             keys = {key: (name + key,) for key in ("x", "y", "g", "dx", "v", "w", "m")}
@@ -35,25 +35,25 @@ def trained(device=""):
             worker.put(*keys["g"], numbers(4, 2) / 8)
             run = {"train": True, "key": "k"}
             on = {"slot": "r/0/s"}
-            left += worker.compute(
+            exported += worker.compute(
                 "run", run, inputs=keys["x"], outputs=keys["y"], exports=keys["y"], **on
             )
-            left += worker.compute(
+            exported += worker.compute(
                 "backward", run, inputs=keys["g"], outputs=keys["dx"], exports=keys["dx"], **on
             )
-            left += worker.compute("gradients", outputs=keys["v"], exports=keys["v"], **on)
+            exported += worker.compute("gradients", outputs=keys["v"], exports=keys["v"], **on)
             worker.compute("step", {"optimizer": ADAMW}, inputs=keys["v"], **on)
             both = keys["w"] + keys["m"]
             names = {"names": ["w", "exp_avg:w"]}
-            left += worker.compute("state", names, outputs=both, exports=both, **on)
-        return left, worker.statement
+            exported += worker.compute("state", names, outputs=both, exports=both, **on)
+        return exported, worker.statement
     finally:
         worker.link.kill()
 
 
 def test_a_worker_trains_there_as_on_the_cpu_and_within_its_bounds(device):
-    (there, statement), (here, of_the_cpu) = trained(device), trained()
-    for answer, expected in zip(there, here, strict=True):
+    (on_device, statement), (on_cpu, of_the_cpu) = trained(device), trained()
+    for answer, expected in zip(on_device, on_cpu, strict=True):
         assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-6)
     bounds, expected = statement["bounds"], of_the_cpu["bounds"]
     for name in ("network", "signals", "memory"):
@@ -82,7 +82,7 @@ def test_more_than_its_memory_ends_the_task_and_not_the_worker(device):
         assert failed.cause == "out-of-memory"
         part = ("r/0/p/0/z",)
         ends = {"start": 0, "stop": 2}
-        (left,) = worker.compute("slice", ends, inputs=key, outputs=part, exports=part)
-        assert torch.equal(left, torch.zeros(2))
+        (answer,) = worker.compute("slice", ends, inputs=key, outputs=part, exports=part)
+        assert torch.equal(answer, torch.zeros(2))
     finally:
         worker.link.kill()

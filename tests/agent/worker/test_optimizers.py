@@ -52,17 +52,17 @@ def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):
     """After two steps the state is read by name and written into a new one, as a switch does."""
     own, other = parameters(large), parameters(large)
     settings = MORE.get(name, {})
-    reference, here = theirs(name, other, settings), ParameterOptimizer(own)
+    reference, own_optimizer = theirs(name, other, settings), ParameterOptimizer(own)
     for seed in range(4):
         if seed == 2:
-            state = {key: here.read(key).clone() for key in here.names()}
+            state = {key: own_optimizer.read(key).clone() for key in own_optimizer.names()}
             own = {key: torch.nn.Parameter(p.detach().clone()) for key, p in own.items()}
-            here = ParameterOptimizer(own)
+            own_optimizer = ParameterOptimizer(own)
             for key, tensor in state.items():
-                here.write(key, tensor)
+                own_optimizer.write(key, tensor)
         for each in (own, other):
             given(each, seed)
-        here.step({"name": name, **settings})
+        own_optimizer.step({"name": name, **settings})
         reference.step()
         for key in own:
             assert torch.equal(own[key], other[key]), (key, seed)
@@ -71,12 +71,14 @@ def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):
 def test_lion_is_the_papers_algorithm():
     own, average = parameters(), None
     expected = copy.deepcopy(own)
-    here = ParameterOptimizer(own)
+    own_optimizer = ParameterOptimizer(own)
     average = {key: torch.zeros_like(p) for key, p in own.items()}
     for seed in range(3):
         given(own, seed)
         gradients = {key: p.grad.clone() for key, p in own.items()}
-        here.step({"name": "lion", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1})
+        own_optimizer.step(
+            {"name": "lion", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+        )
         for key, p in expected.items():
             c = 0.9 * average[key] + 0.1 * gradients[key]
             p.data = p.data - 0.01 * (c.sign() + 0.1 * p.data)
@@ -86,7 +88,7 @@ def test_lion_is_the_papers_algorithm():
 
 def test_groups_have_their_own_settings_and_may_change():
     own, other = parameters(), parameters()
-    here = ParameterOptimizer(own)
+    own_optimizer = ParameterOptimizer(own)
     reference = torch.optim.AdamW(
         [{"params": [other["matrix"]], "weight_decay": 0.3}, {"params": [other["bias"]]}],
         lr=0.1,
@@ -97,7 +99,7 @@ def test_groups_have_their_own_settings_and_may_change():
         for each in (own, other):
             given(each, seed)
         groups = [[["matrix"], {"weight_decay": 0.3}], [["bias"], {}]]
-        here.step(base, groups[:: -1 if seed == 1 else 1])
+        own_optimizer.step(base, groups[:: -1 if seed == 1 else 1])
         reference.step()
         assert all(torch.equal(own[key], other[key]) for key in own)
 
@@ -129,11 +131,11 @@ def test_what_no_optimizer_does_is_refused_and_changes_nothing(options, groups, 
 
 def test_an_average_begins_at_the_weights_and_is_read_before_it():
     own = parameters()
-    here = ParameterOptimizer(own)
+    own_optimizer = ParameterOptimizer(own)
     first = own["bias"].detach().clone()
-    assert torch.equal(here.read("average:bias"), first)
+    assert torch.equal(own_optimizer.read("average:bias"), first)
     given(own, 0)
-    here.step({"name": "sgd", "lr": 0.5}, average=0.75)
+    own_optimizer.step({"name": "sgd", "lr": 0.5}, average=0.75)
     expected = first.lerp(own["bias"].detach(), 0.25)
-    assert torch.equal(here.read("average:bias"), expected)
-    assert "average:bias" in here.names()
+    assert torch.equal(own_optimizer.read("average:bias"), expected)
+    assert "average:bias" in own_optimizer.names()

@@ -94,15 +94,15 @@ def test_a_forward_that_is_to_be_computed_again_keeps_its_inputs_alone(name):
         if isinstance(value, torch.Tensor):
             seen.append(StorageWeakRef(value.untyped_storage()))
 
-    def left():
+    def alive():
         """The values of a forward that are still there, beside its inputs and the state."""
         known = [*inputs, *(made.read(state) for state in made.names())]
         own = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in known}
         return {ref.cdata for ref in seen if not ref.expired()} - own
 
     made.forward(inputs, key="k", train=True, rows=(0, ROWS, ROWS), recompute=True, observe=note)
-    assert not left()
+    assert not alive()
     made.backward("k")
     seen.clear()
     made.forward(inputs, key="k", train=True, rows=(0, ROWS, ROWS), observe=note)
-    assert left()
+    assert alive()

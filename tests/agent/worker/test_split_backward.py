@@ -209,11 +209,11 @@ def test_a_stage_in_the_middle_hands_the_gradient_out_first():
 
 def test_a_whole_backward_of_a_forward_for_two_parts_is_whole():
     graph = graph_of(NETWORKS["cnn"])
-    whole, split = TrainingSegment(graph), TrainingSegment(graph)
-    for made, is_split in ((whole, False), (split, True)):
+    reference, split = TrainingSegment(graph), TrainingSegment(graph)
+    for made, is_split in ((reference, False), (split, True)):
         made.forward(made.example(4), key="k", train=True, rows=(0, 4, 4), split=is_split)
         made.backward("k")
-    assert bits(whole.gradients()) == bits(split.gradients())
+    assert bits(reference.gradients()) == bits(split.gradients())
 
 
 def test_parts_of_a_forward_that_was_not_split_are_whole_at_the_first():

@@ -75,14 +75,14 @@ ON_A = plan((0, 4, "a"))
 ON_B = plan((0, 4, "b"))
 
 
-def look(step, *, left=1000, step_s=1.0, predicted_s=1.0, **ratios):
+def look(step, *, steps_left=1000, step_s=1.0, predicted_s=1.0, **ratios):
     things = {"a": A, "b": B, "air": AIR}
     return StepsSeen(
         step=step,
         step_s=step_s,
         predicted_s=predicted_s,
         ratios={things[name]: ratio for name, ratio in ratios.items()},
-        steps_left=left,
+        steps_left=steps_left,
     )
 
 
@@ -107,11 +107,11 @@ def test_small_changes_order_transfers_and_large_or_lasting_ones_plan(ratios, to
 
 
 @pytest.mark.parametrize(
-    ("after_s", "left", "action"),
+    ("after_s", "steps_left", "action"),
     [(0.9, 1000, ORDER), (0.99, 1000, STAY), (0.9, 19, STAY), (1.1, 1000, STAY)],
 )
-def test_transfers_are_ordered_anew_where_that_pays(after_s, left, action):
-    adapter, each = Adapter(), look(8, a=1.0, air=1.08, left=left)
+def test_transfers_are_ordered_anew_where_that_pays(after_s, steps_left, action):
+    adapter, each = Adapter(), look(8, a=1.0, air=1.08, steps_left=steps_left)
     assert adapter.look(each, EVEN) == ORDER
     decision = adapter.order(each, 1.0, after_s)
     assert decision.action == action
@@ -216,7 +216,9 @@ def test_a_change_that_is_over_at_the_next_look_switches_nothing():
 
 
 def test_the_steps_to_go_must_pay_for_a_switch():
-    found = [*decisions(Adapter(), [look(8, a=1.0, b=9.0, left=1), look(16, b=1.0, left=0)])]
+    found = [
+        *decisions(Adapter(), [look(8, a=1.0, b=9.0, steps_left=1), look(16, b=1.0, steps_left=0)])
+    ]
     assert [each.action for each in found] == [STAY]
     assert "do not pay" in found[0].words
 
@@ -265,7 +267,7 @@ def test_noise_alone_switches_nothing(seed):
         true = {name: rng.lognormvariate(0, 0.04) for name in ("a", "b", "air")}
         known = {"a": A, "b": B, "air": AIR}
         ratios = {name: true[name] / adapter.known.of(known[name]) for name in true}
-        each = look(8 * number, left=10_000, **ratios)
+        each = look(8 * number, steps_left=10_000, **ratios)
         if adapter.look(each, best) == PLAN:
             now = under(PROBLEM, adapter.known)
             judged = [judge(now, p) for p in others]

@@ -51,12 +51,12 @@ def brute_force(plans, n_steps, deadline_s, switch_s):
     """The least joules over all counts of all plans in all orders; None where all are late."""
     n, found = len(plans), []
 
-    def counts(left, places):
+    def counts(total, places):
         if places == 1:
-            yield (left,)
+            yield (total,)
             return
-        for first in range(left + 1):
-            for rest in counts(left - first, places - 1):
+        for first in range(total + 1):
+            for rest in counts(total - first, places - 1):
                 yield (first, *rest)
 
     for steps in counts(n_steps, n):

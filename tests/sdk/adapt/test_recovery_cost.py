@@ -73,17 +73,17 @@ def test_the_fewer_steps_are_left_the_less_may_be_sent(seed):
         pytest.skip("nobody would be left")
     plan = make_plans(problem).best
     lost = plan.devices[0]
-    left = [device.name for device in problem.devices if device.name != lost]
+    survivors = [device.name for device in problem.devices if device.name != lost]
     holders = [
         [name for name in stage.devices if name != lost]
         for stage in plan.stages
         for _ in range(stage.start, stage.stop)
     ]
     flop = [layer.forward_flop + layer.backward_flop for layer in problem.layers]
-    rest = only(problem, left)
+    rest = only(problem, survivors)
     ends = {}
     for n_left in (0, 1, 10**9):
-        best, *others = plans_after(plan, left, flop, rest, n_left=n_left, holders=holders)
+        best, *others = plans_after(plan, survivors, flop, rest, n_left=n_left, holders=holders)
         for chosen in (best, *others):
             moved_s = migration_s(chosen, rest, holders)
             ends[n_left, chosen.planner] = moved_s + n_left * chosen.latency_s

@@ -89,9 +89,9 @@ def top_of(answer, capsys):
                 connection.recv(4096)
                 connection.sendall(answer)
 
-        said = pool.submit(say)
+        serving = pool.submit(say)
         code = main(["serve", "top", "--once", "--http", f"127.0.0.1:{server.getsockname()[1]}"])
-        said.result()
+        serving.result()
     return code, *capsys.readouterr()
 
 

@@ -70,13 +70,13 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class World:
-    """All of it. `told`: the longest journal that anybody was told of."""
+    """All of it. `announced`: the longest journal that anybody was told of."""
 
     coordinators: dict[str, Coordinator]
     devices: dict[str, LeaseTable | None]
     flying: tuple[Message, ...] = ()
     now_s: float = 0.0
-    told: Log = ()
+    announced: Log = ()
     acted: dict[str, int] = field(default_factory=dict)  # by device: the newest term at work there
     disks: dict[str, str] = field(default_factory=dict)  # of devices that have ended
     table: type[LeaseTable] = LeaseTable
@@ -163,15 +163,15 @@ def _perform(w: World, name: str, action: Any) -> World:
             new = tuple(Message("ask", name, device, action) for device in w.devices)
             return _fly(w, *new)
         case Begin(term):
-            if each.log[: len(w.told)] != w.told:
-                raise Broken(f"{name} takes over with {each.log}, and {w.told} was told")
+            if each.log[: len(w.announced)] != w.announced:
+                raise Broken(f"{name} takes over with {each.log}, and {w.announced} was announced")
             w.coordinators[name] = replace(each, log=(*each.log, (term, 0)))
         case JournalReport(position):
             shown = each.log[:position]
-            n_common = min(len(shown), len(w.told))
-            if shown[:n_common] != w.told[:n_common]:
-                raise Broken(f"{name} tells {shown}, and {w.told} was told")
-            return replace(w, told=max(shown, w.told, key=len))
+            n_common = min(len(shown), len(w.announced))
+            if shown[:n_common] != w.announced[:n_common]:
+                raise Broken(f"{name} tells {shown}, and {w.announced} was announced")
+            return replace(w, announced=max(shown, w.announced, key=len))
         case Follow():
             pass
     return w
@@ -237,17 +237,19 @@ def _pull(w: World, name: str) -> World:
 
 def _pulled(w: World, message: Message) -> World:
     """Whoever acts sends all that it has; a copy that is the same so far counts."""
-    there, log = w.coordinators[message.target], message.what
-    if there.machine is None:
+    acting, log = w.coordinators[message.target], message.what
+    if acting.machine is None:
         return w
     w = _handle(w, message.target, Tick())  # its lease may be over
-    there = w.coordinators[message.target]
-    if there.machine.role != ACTING or message.source == message.target:
+    acting = w.coordinators[message.target]
+    if acting.machine.role != ACTING or message.source == message.target:
         return w
-    if there.log[: len(log)] == log:
+    if acting.log[: len(log)] == log:
         w = _handle(w, message.target, Pulled(message.source, len(log)))
-        there = w.coordinators[message.target]
-    return _fly(w, Message("copy", message.target, message.source, (there.log, there.machine.term)))
+        acting = w.coordinators[message.target]
+    return _fly(
+        w, Message("copy", message.target, message.source, (acting.log, acting.machine.term))
+    )
 
 
 def _copied(w: World, message: Message) -> World:
@@ -361,7 +363,7 @@ def key(w: World) -> Any:
             ),
             tuple((n, t and vars(t)) for n, t in w.devices.items()),
             frozenset(w.flying),
-            w.told,
+            w.announced,
             tuple(w.acted.items()),
         ),
         w.now_s,
@@ -394,7 +396,7 @@ class Searched:
 
     n_worlds: int = 0
     n_terms: int = 0
-    n_told: int = 0
+    n_announced: int = 0
     samples: list[World] = field(default_factory=list)
 
 
@@ -412,7 +414,7 @@ def search(begin: list[World], most: int, every: int = 200) -> Searched:
                 queue.append(new)
                 if len(seen) % every == 0:
                     done.samples.append(new)
-                done.n_told = max(done.n_told, len(new.told))
+                done.n_announced = max(done.n_announced, len(new.announced))
                 terms = [c.machine.term for c in new.coordinators.values() if c.machine]
                 done.n_terms = max([done.n_terms, *terms])
     done.n_worlds = len(seen)
@@ -438,8 +440,8 @@ def walk(w: World, n: int, rng: random.Random) -> World:
             names = [*w.coordinators, *w.devices]
             parted = {(a, b) for a in names for b in names if rng.random() < 0.2}
             still = {name for name in w.coordinators if rng.random() < 0.15}
-        there = steps(w)
-        (step,) = rng.choices(there, [_weight(s, parted, still) for s in there])
+        possible = steps(w)
+        (step,) = rng.choices(possible, [_weight(s, parted, still) for s in possible])
         w = after(w, step)
     return w
 

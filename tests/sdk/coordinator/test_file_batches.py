@@ -135,16 +135,16 @@ def test_a_fit_that_is_under_way_is_handed_over_from_where_it_is(home, tmp_path,
     fitting = run.fit(data, epochs=EPOCHS, on_step=on_step)
     while len(losses_so_far) < n_done and not fitting.done:
         pass
-    (left,) = run.rest() or [None]
-    if left is None:
+    (remaining,) = run.rest() or [None]
+    if remaining is None:
         return
     folder = tmp_path / "packed"
     folder.mkdir()
-    pack(folder, run, left, adapt=False)
+    pack(folder, run, remaining, adapt=False)
     store = FileBatches(folder, case.data)
     store.check()
     assert len(store) == len(data) * EPOCHS - run.step
-    assert left.first == first + run.step
+    assert remaining.first == first + run.step
     run.close()
 
 
@@ -350,9 +350,9 @@ def test_no_batch_is_no_job(home, tmp_path, case):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
     for epochs in (0, -1):
         (tmp_path / str(epochs)).mkdir()
-        left = files(case.data).left(epochs, case.model.arguments)
+        remaining = files(case.data).left(epochs, case.model.arguments)
         with pytest.raises(UserError, match="no batch"):
-            pack(tmp_path / str(epochs), run, left, adapt=False)
+            pack(tmp_path / str(epochs), run, remaining, adapt=False)
     other = potluck.ArrayFiles(case.data, [NAMES[1], NAMES[0]], batch=8)
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError):

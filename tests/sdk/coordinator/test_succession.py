@@ -400,9 +400,9 @@ class ForgetsWhatIsHeld(LeaseTable):
 
     def _keep(self, kept, until_s, now_s):
         rest = {name: each for name, each in self._kept.items() if name != kept.name}
-        left = dict(list(rest.items())[1 - self._max_leases :])
-        until = {name: self._until_s[name] for name in left}
-        self._kept, self._until_s = {**left, kept.name: kept}, {**until, kept.name: until_s}
+        newest = dict(list(rest.items())[1 - self._max_leases :])
+        until = {name: self._until_s[name] for name in newest}
+        self._kept, self._until_s = {**newest, kept.name: kept}, {**until, kept.name: until_s}
         return True
 
 

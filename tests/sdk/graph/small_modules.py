@@ -28,7 +28,7 @@ def unit(x):
     return torch.tanh(x) * 0.9
 
 
-def whole(x, n=4):
+def ints(x, n=4):
     """Indices below n, of the values."""
     return ((x * 7).abs().long()) % n
 
@@ -76,7 +76,7 @@ class Bag(nn.Module):
         self.bag, self.weighted = nn.EmbeddingBag(4, 5, **settings), weighted
 
     def forward(self, x):
-        return self.bag(whole(x), per_sample_weights=x if self.weighted else None)
+        return self.bag(ints(x), per_sample_weights=x if self.weighted else None)
 
 
 class Packed(nn.Module):
@@ -109,13 +109,13 @@ ENTRIES = {
     "torch.atan": lambda x: torch.atan(x),
     "torch.atan2": lambda x: torch.atan2(x, other(x)),
     "torch.atanh": lambda x: torch.atanh(unit(x)),
-    "torch.bitwise_and": lambda x: torch.bitwise_and(whole(x), 3),
-    "torch.bitwise_or": lambda x: torch.bitwise_or(whole(x), 1),
-    "torch.bitwise_xor": lambda x: torch.bitwise_xor(whole(x), whole(other(x))),
-    "torch.bitwise_xor number": lambda x: whole(x) ^ 3,
-    "torch.bitwise_left_shift": lambda x: torch.bitwise_left_shift(whole(x), 2),
-    "torch.bitwise_right_shift": lambda x: whole(x) >> 1,
-    "torch.bitwise_not": lambda x: torch.bitwise_not(whole(x)),
+    "torch.bitwise_and": lambda x: torch.bitwise_and(ints(x), 3),
+    "torch.bitwise_or": lambda x: torch.bitwise_or(ints(x), 1),
+    "torch.bitwise_xor": lambda x: torch.bitwise_xor(ints(x), ints(other(x))),
+    "torch.bitwise_xor number": lambda x: ints(x) ^ 3,
+    "torch.bitwise_left_shift": lambda x: torch.bitwise_left_shift(ints(x), 2),
+    "torch.bitwise_right_shift": lambda x: ints(x) >> 1,
+    "torch.bitwise_not": lambda x: torch.bitwise_not(ints(x)),
     "torch.ceil": lambda x: torch.ceil(x),
     "torch.clamp": lambda x: torch.clamp(x, -0.5, 0.5),
     "torch.clamp tensors": lambda x: torch.clamp(x, -other(x).abs(), positive(x)),
@@ -129,7 +129,7 @@ ENTRIES = {
     "torch.div floor": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
     "torch.div trunc": lambda x: torch.div(x, positive(other(x)), rounding_mode="trunc"),
     "torch.digamma": lambda x: torch.digamma(positive(x)),
-    "torch.eq": lambda x: torch.eq(whole(x), 1),
+    "torch.eq": lambda x: torch.eq(ints(x), 1),
     "torch.erf": lambda x: torch.erf(x),
     "torch.erfc": lambda x: torch.erfc(x),
     "torch.erfinv": lambda x: torch.erfinv(unit(x)),
@@ -145,8 +145,8 @@ ENTRIES = {
     "torch.fmod": lambda x: torch.fmod(x, 0.7),
     "torch.fmod tensor": lambda x: torch.fmod(x, positive(other(x))),
     "torch.frac": lambda x: torch.frac(x),
-    "torch.gcd": lambda x: torch.gcd(whole(x, 12), whole(other(x), 12)),
-    "torch.lcm": lambda x: torch.lcm(whole(x, 12), whole(other(x), 12)),
+    "torch.gcd": lambda x: torch.gcd(ints(x, 12), ints(other(x), 12)),
+    "torch.lcm": lambda x: torch.lcm(ints(x, 12), ints(other(x), 12)),
     "torch.heaviside": lambda x: torch.heaviside(x, other(x)),
     "torch.hypot": lambda x: torch.hypot(x, positive(x)),
     "torch.i0": lambda x: torch.i0(x),
@@ -158,7 +158,7 @@ ENTRIES = {
     "torch.isneginf": lambda x: torch.isneginf(x),
     "torch.isposinf": lambda x: torch.isposinf(x),
     "torch.isreal": lambda x: torch.isreal(x),
-    "torch.ldexp": lambda x: torch.ldexp(x, whole(x)),
+    "torch.ldexp": lambda x: torch.ldexp(x, ints(x)),
     "torch.lerp": lambda x: torch.lerp(x, other(x), 0.3),
     "torch.lerp tensor": lambda x: torch.lerp(x, other(x), positive(x)),
     "torch.lgamma": lambda x: torch.lgamma(positive(x)),
@@ -320,8 +320,8 @@ VECTOR = {
     ),
     "torch.combinations": lambda x: x[:, :4] @ torch.combinations(torch.arange(4.0))[:4],
     "torch.block_diag": lambda x: x @ torch.block_diag(torch.ones(2, 2), torch.ones(4, 4)),
-    "torch.gather": lambda x: torch.gather(x, 1, whole(x, 6)),
-    "torch.take_along_dim": lambda x: torch.take_along_dim(x, whole(x, 6), 1),
+    "torch.gather": lambda x: torch.gather(x, 1, ints(x, 6)),
+    "torch.take_along_dim": lambda x: torch.take_along_dim(x, ints(x, 6), 1),
     "torch.index_select": lambda x: torch.index_select(x, 1, torch.tensor([0, 2, 5])),
     "torch.index_add": lambda x: torch.zeros_like(x).index_add(1, torch.arange(6) // 2, x),
     "torch.index_copy": lambda x: x.index_copy(1, torch.tensor([0, 2]), x[:, 3:5]),
@@ -331,13 +331,13 @@ VECTOR = {
         1, torch.tensor([0, 1]), x.detach()[:, 2:4], "amax"
     ),
     "torch.scatter": lambda x: torch.zeros_like(x).scatter(
-        1, torch.arange(6).flip(0)[None] + whole(x, 1), x
+        1, torch.arange(6).flip(0)[None] + ints(x, 1), x
     ),
-    "torch.scatter value": lambda x: x.scatter(1, whole(x, 6), 1.0),
-    "torch.scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, whole(x, 6), x),
-    "torch.scatter_reduce": lambda x: x.scatter_reduce(1, whole(x, 6), other(x), "sum"),
-    "torch.scatter_reduce mean": lambda x: x.scatter_reduce(1, whole(x, 6), other(x), "mean"),
-    "torch.scatter_reduce amax": lambda x: x.scatter_reduce(1, whole(x, 6), other(x), "amax"),
+    "torch.scatter value": lambda x: x.scatter(1, ints(x, 6), 1.0),
+    "torch.scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, ints(x, 6), x),
+    "torch.scatter_reduce": lambda x: x.scatter_reduce(1, ints(x, 6), other(x), "sum"),
+    "torch.scatter_reduce mean": lambda x: x.scatter_reduce(1, ints(x, 6), other(x), "mean"),
+    "torch.scatter_reduce amax": lambda x: x.scatter_reduce(1, ints(x, 6), other(x), "amax"),
     "torch.select_scatter": lambda x: torch.select_scatter(x, x[:, 0] * 2, 1, 3),
     "torch.slice_scatter": lambda x: torch.slice_scatter(x, x[:, :2] * 2, 1, 2, 4),
     "torch.roll": lambda x: torch.roll(x, 2, 1),
@@ -372,9 +372,9 @@ VECTOR = {
     "torch.cosine_similarity": lambda x: F.cosine_similarity(x, other(x), dim=1),
     "F.pairwise_distance": lambda x: F.pairwise_distance(x, other(x)),
     "F.normalize": lambda x: F.normalize(x, dim=1),
-    "F.one_hot": lambda x: F.one_hot(whole(x), 4).float(),
-    "F.embedding": lambda x: F.embedding(whole(x), torch.arange(8.0).reshape(4, 2)) * x[..., None],
-    "F.embedding_bag": lambda x: F.embedding_bag(whole(x), torch.arange(8.0).reshape(4, 2)),
+    "F.one_hot": lambda x: F.one_hot(ints(x), 4).float(),
+    "F.embedding": lambda x: F.embedding(ints(x), torch.arange(8.0).reshape(4, 2)) * x[..., None],
+    "F.embedding_bag": lambda x: F.embedding_bag(ints(x), torch.arange(8.0).reshape(4, 2)),
     "F.glu": lambda x: F.glu(x, 1),
     "F.gumbel_softmax": lambda x: F.gumbel_softmax(x),
     "F.softmin": lambda x: F.softmin(x, 1),
@@ -391,7 +391,7 @@ VECTOR = {
     "Tensor.as_strided": lambda x: x.as_strided((x.shape[0], 3), (6, 2)),
     "Tensor.expand_as": lambda x: x[:, :1].expand_as(x) * x,
     "Tensor.nonzero": lambda x: (x > 0).nonzero().sum() + x,
-    "Tensor.unique": lambda x: torch.unique(whole(x)).sum() + x,
+    "Tensor.unique": lambda x: torch.unique(ints(x)).sum() + x,
     "Tensor.masked_select": lambda x: x.masked_select(x > 0).sum() + x,
     "Tensor.item": lambda x: x * x.abs().max().item(),
     "Tensor.tolist": lambda x: x * x[0].detach().tolist()[0],
@@ -401,14 +401,14 @@ VECTOR = {
     "torch.bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)) * x,
     "torch.multinomial": lambda x: torch.multinomial(torch.softmax(x, 1), 1) + x,
     "torch.randperm": lambda x: x[:, torch.randperm(6)],
-    "torch.bincount": lambda x: torch.bincount(whole(x[0])).sum() + x,
+    "torch.bincount": lambda x: torch.bincount(ints(x[0])).sum() + x,
     "torch.histc": lambda x: torch.histc(x.detach(), 4).sum() + x,
     "torch.stft": lambda x: torch.stft(x, 4, return_complex=True, window=torch.ones(4)).abs(),
     "nn.LSTMCell": nn.LSTMCell(6, 5),
     "nn.GRUCell": nn.GRUCell(6, 5),
     "nn.RNNCell": nn.RNNCell(6, 5),
     "nn.EmbeddingBag": lambda x: F.embedding_bag(
-        whole(x), torch.arange(8.0).reshape(4, 2), mode="sum"
+        ints(x), torch.arange(8.0).reshape(4, 2), mode="sum"
     ),
     "nn.EmbeddingBag of counted entries": Bag(mode="sum", padding_idx=1),
     "nn.EmbeddingBag of the mean of counted entries": Bag(mode="mean", padding_idx=-2),

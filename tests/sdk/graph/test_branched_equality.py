@@ -87,13 +87,13 @@ def test_any_cut_of_any_network_gives_the_gradients_of_the_whole(seed):
             [(t, q) for t, q in pairs if t.gradient], gradients, strict=True
         ):
             back.setdefault((q, tensor.name), []).append(gradient)
-    whole = copy.deepcopy(net)
-    expected = loss(whole(*inputs), target)
+    reference = copy.deepcopy(net)
+    expected = loss(reference(*inputs), target)
     expected.backward()
     assert torch.equal(made[-1]["loss"], expected.detach())
     for segment in segments:
         segment.step(None, {"name": "sgd", "lr": 1.0})
-    for name, parameter in whole.named_parameters():
+    for name, parameter in reference.named_parameters():
         holder = next(s for s in segments if name in s.names())
         step = parameter.detach() - (parameter.grad if parameter.grad is not None else 0)
         assert torch.allclose(holder.read(name), step, atol=1e-6), name

@@ -60,11 +60,11 @@ def test_any_graph_keeps_a_running_order_and_a_branch_is_what_one_operand_of_a_j
     assert all(
         place[source] < place[operator] for operator in range(n) for source in reads[operator]
     )
-    whole = []  # every operator with all that it depends on
+    closures = []  # every operator with all that it depends on
     for operator in range(n):
-        whole.append({operator}.union(*(whole[source] for source in reads[operator])))
+        closures.append({operator}.union(*(closures[source] for source in reads[operator])))
     alone = [
-        whole[u] - set().union(*(whole[v] for v in set(sources) - {u}))
+        closures[u] - set().union(*(closures[v] for v in set(sources) - {u}))
         for sources in reads
         for u in set(sources)
     ]  # what one reader of a join has to itself

@@ -45,15 +45,15 @@ def test_random_networks_in_random_shares_are_the_whole(kind, seed):
     model = Model.from_torch(case.net, case.x, loss=case.loss, example_targets=case.y)
     divided = model.divided(shares)
     assert divided.pieces
-    whole = copy.deepcopy(case.net).eval()
-    assert is_near(answer_in_pieces(divided, case.x), whole(case.x).detach())
-    whole.train()
-    expected = case.loss(whole(case.x), case.y)
+    reference = copy.deepcopy(case.net).eval()
+    assert is_near(answer_in_pieces(divided, case.x), reference(case.x).detach())
+    reference.train()
+    expected = case.loss(reference(case.x), case.y)
     expected.backward()
     loss, gradients = gradients_in_pieces(divided, case)
     assert is_near(loss, expected.detach())
     names = model.names_by_identity()
-    for own, parameter in zip(case.net.parameters(), whole.parameters(), strict=True):
+    for own, parameter in zip(case.net.parameters(), reference.parameters(), strict=True):
         assert is_near(gradients[names[id(own)]], parameter.grad), names[id(own)]
 
 
@@ -157,7 +157,7 @@ def test_homes_that_do_not_exist_can_be_asked(train):
     plans = potluck.plan(profile, work)
     assert {plan.planner for plan in plans} == {"tensor", "single"}
     assert plans.best.latency_s <= min(plan.latency_s for plan in plans)
-    whole = potluck.estimate("edge-cluster", model.whole)
-    both = potluck.plan(whole, work, divided=profile)
-    assert both.best.latency_s <= potluck.plan(whole, work).best.latency_s
+    undivided = potluck.estimate("edge-cluster", model.whole)
+    both = potluck.plan(undivided, work, divided=profile)
+    assert both.best.latency_s <= potluck.plan(undivided, work).best.latency_s
     assert "divided by tensor over" in both.notes[-1]

@@ -117,11 +117,11 @@ def test_every_layer_cut_gives_the_same_loss_and_weights(made):
     n = len(model.layers(True))
     _, graph = model.segment(0, n, train=True)
     fed = model.fed(case.inputs(5), case.targets(5))
-    whole, state = loaded(graph, model.state()), model.state()
+    one_segment, state = loaded(graph, model.state()), model.state()
     torch.manual_seed(1)
-    (loss,) = whole.forward(tuple(fed.values()), key="k", train=True)
-    whole.backward("k")
-    expected = whole.gradients()
+    (loss,) = one_segment.forward(tuple(fed.values()), key="k", train=True)
+    one_segment.backward("k")
+    expected = one_segment.gradients()
     order = [p.name for p in graph.parameters]
     everywhere = [(0, cut, n) for cut in range(1, n)] + [tuple(range(n + 1))]
     for bounds in everywhere:
@@ -146,9 +146,9 @@ def test_every_layer_cut_gives_the_same_loss_and_weights(made):
 @pytest.mark.few(1)
 def test_every_open_cut_gives_the_same_output(made):
     case, _, model = made
-    whole = loaded(model.segment(0, len(model.layers()))[1], model.state())
+    one_segment = loaded(model.segment(0, len(model.layers()))[1], model.state())
     x = case.inputs(3)
-    (expected,) = whole.forward((x,))
+    (expected,) = one_segment.forward((x,))
     line = model.traced_line()
     cuts = line.open_cuts()
     assert cuts

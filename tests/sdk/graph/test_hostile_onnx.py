@@ -26,7 +26,7 @@ from .onnx_files import saved  # noqa: E402
 node = helper.make_node
 
 
-def whole(name: str, *values: int) -> "onnx.TensorProto":
+def integers(name: str, *values: int) -> "onnx.TensorProto":
     return numpy_helper.from_array(np.array(values if len(values) > 1 else values[0]), name)
 
 
@@ -55,9 +55,9 @@ LARGE = 2**30  # numbers: more than the runs may take
 GREEDY = {
     "Range": model(
         [node("Range", ["a", "b", "c"], ["v"]), node("ReduceMax", ["v"], ["r"], keepdims=0)],
-        whole("a", 0),
-        whole("b", LARGE),
-        whole("c", 1),
+        integers("a", 0),
+        integers("b", LARGE),
+        integers("c", 1),
     ),
     "Expand": model(
         [node("Expand", ["x", "s"], ["v"]), node("ReduceMax", ["v"], ["r"], keepdims=0)],
@@ -105,7 +105,8 @@ def test_constants_that_would_come_home_large_are_refused(
 
 def test_a_file_that_ends_the_process_that_runs_it_is_named(tmp_path: Path) -> None:
     path = saved(
-        tmp_path, model([node("Div", ["a", "b"], ["r"])], whole("a", -(2**63)), whole("b", -1))
+        tmp_path,
+        model([node("Div", ["a", "b"], ["r"])], integers("a", -(2**63)), integers("b", -1)),
     )
     with pytest.raises(ModelError, match="ended the process that ran it") as caught:
         Model.from_onnx(path)
@@ -209,7 +210,7 @@ def sound() -> "onnx.ModelProto":
     return model(
         [node("Mul", ["x", "w"], ["m"]), node("ReduceMax", ["m"], ["r"], axes=[1])],
         weight,
-        whole("k", 1),
+        integers("k", 1),
     )
 
 

@@ -59,11 +59,11 @@ def test_no_copy_of_the_weights_is_made(tmp_path):
     net = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
     weights = net.state_dict()
     safetensors.save_file(weights, tmp_path / "net.safetensors")
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "net.safetensors")],
         capture_output=True,
         text=True,
         check=True,
     )
     total = sum(tensor.nbytes for tensor in weights.values())
-    assert int(told.stdout.splitlines()[-1]) < total / 2
+    assert int(printed.stdout.splitlines()[-1]) < total / 2

@@ -154,9 +154,9 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     del model.graph.initializer[:]
     model.graph.node.extend(nodes)
     read = Model.from_onnx(saved(tmp_path, model))
-    whole, bounds = read.laid_out(), (0, 2, 3, 4)
-    boundary = boundary_tensors(whole.line, bounds, branched=False)
-    cut = replace(whole, bounds=bounds, records=whole.records * 3, boundary_tensors=boundary)
+    uncut, bounds = read.laid_out(), (0, 2, 3, 4)
+    boundary = boundary_tensors(uncut.line, bounds, branched=False)
+    cut = replace(uncut, bounds=bounds, records=uncut.records * 3, boundary_tensors=boundary)
     graphs = [cut.graph(start, start + 1) for start in range(3)]
     assert [port.name for port in graphs[1].inputs] == ["v1", "v2"]
     assert [port.name for port in graphs[1].outputs] == ["v1", "v3"]

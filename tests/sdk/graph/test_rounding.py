@@ -55,11 +55,11 @@ def test_answers_are_the_same_wherever_a_plan_cuts_and_near_the_unrounded(name, 
     made = model.rounded(code)
     n = len(made.layers())
     fed = {"input": x}
-    whole = answers(made, (0, n), fed)
+    reference = answers(made, (0, n), fed)
     for bounds in [*((0, cut, n) for cut in range(1, n)), tuple(range(n + 1))]:
-        for got, expected in zip(answers(made, bounds, fed), whole, strict=True):
+        for got, expected in zip(answers(made, bounds, fed), reference, strict=True):
             assert torch.equal(got, expected), bounds
-    for got, exact in zip(whole, answers(model, (0, n), fed), strict=True):
+    for got, exact in zip(reference, answers(model, (0, n), fed), strict=True):
         assert (got - exact).abs().max() <= CLOSE[code] * exact.abs().max()
 
 
@@ -232,8 +232,8 @@ def test_a_rounded_model_can_be_divided():
     divided = model.divided((1, 1))
     x = torch.randn(3, 8)
     (expected,) = answers(model, (0, len(model.layers())), {"input": x})
-    whole = loaded(divided.segment(0, len(divided.layers()))[1], divided.state())
-    (found,) = whole.forward((x,))
+    reference = loaded(divided.segment(0, len(divided.layers()))[1], divided.state())
+    (found,) = reference.forward((x,))
     assert torch.allclose(found, expected, atol=0.02)
 
 
@@ -249,8 +249,8 @@ def test_plans_count_the_smaller_transfers():
             sizes.append(
                 [layer.output_bytes for layer in profile.problem(Training(batch=8)).layers]
             )
-        whole, half = sizes
-        assert half[:-1] == [size // 2 for size in whole[:-1]]
+        exact, half = sizes
+        assert half[:-1] == [size // 2 for size in exact[:-1]]
 
 
 @pytest.mark.few(1)

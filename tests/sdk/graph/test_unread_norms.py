@@ -133,7 +133,7 @@ def test_a_live_switch_and_a_checkpoint_lose_none(tmp_path):
     alone_by_shares(alone, batches, [8])
     with memory_home(2) as home:
         a, b = home.devices
-        whole, cut, other = (
+        uncut, cut, other = (
             make_plan(model, *stages, micro_batch=8)
             for stages in ([((a,), (8,))], [((a,), (8,)), ((b,), (8,))], [((b,), (8,))])
         )
@@ -146,7 +146,7 @@ def test_a_live_switch_and_a_checkpoint_lose_none(tmp_path):
         run.fit(batches[8:10]).wait()
         run.save(tmp_path / "saved")
         run.close()
-        run = home.deploy(whole, model, resume=tmp_path / "saved").wait()
+        run = home.deploy(uncut, model, resume=tmp_path / "saved").wait()
         run.fit(batches[10:]).wait()
         assert_same_statistics(run, alone)
         assert run.state_dict()["unread.num_batches_tracked"] == len(batches)

@@ -74,11 +74,11 @@ def test_a_home_opens_and_its_page_is_not_half_there(tmp_path):
         assert home.window().startswith("http://127.0.0.1:")
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_file_that_the_user_asked_for_has_the_rights_of_any(tmp_path, there):
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_that_the_user_asked_for_has_the_rights_of_any(tmp_path, exists):
     path = tmp_path / "file"
     (tmp_path / "any").write_text("")
-    if there:
+    if exists:
         path.write_text("before")
     write_text(path, "a\nb\r\n")
     assert path.read_bytes() == b"a\nb\r\n"

@@ -45,11 +45,11 @@ def alone(seed):
 
 def until_it_hears(home, holds):
     """Until what a device says of itself holds."""
-    there = threading.Event()
+    never_set = threading.Event()
     for _ in range(int(PATIENCE_S * 10)):
         if holds(home.devices["jetson"].capability):
             return
-        there.wait(0.1)
+        never_set.wait(0.1)
     raise AssertionError("it never came")
 
 
@@ -109,8 +109,10 @@ def test_two_notebooks_train_at_once_as_each_would_alone(notebooks):
     for seed, net in enumerate(nets):
         for name, expected in alone(seed).items():
             assert torch.allclose(net.state_dict()[name], expected, atol=1e-6), name
-    left = [home.devices["jetson"].capability for home in notebooks]
-    assert all(said["available_bytes"] < said["memory_bytes"] for said in left)
+    all_facts = [home.devices["jetson"].capability for home in notebooks]
+    assert all(
+        capability["available_bytes"] < capability["memory_bytes"] for capability in all_facts
+    )
     runs[0].close()
     before = copy.deepcopy(nets[1].state_dict())
     runs[1].fit(batches_of(1)).wait()  # the other one's end is none of its business
@@ -124,11 +126,11 @@ def test_a_second_notebook_plans_with_what_the_first_one_leaves(notebooks):
     first, second = notebooks
     deep = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))  # 32 MiB
     model = potluck.Model.from_torch(deep, torch.randn(2, 1024), name="deep")
-    whole = Stage(start=0, stop=len(model.layers(False)), devices=("jetson",), shares=(1,))
+    only_stage = Stage(start=0, stop=len(model.layers(False)), devices=("jetson",), shares=(1,))
     plan = Plan(
         planner="hand",
         model="deep",
-        stages=(whole,),
+        stages=(only_stage,),
         micro_batch=1,
         n_micro_batches=1,
         training=False,
@@ -143,5 +145,5 @@ def test_a_second_notebook_plans_with_what_the_first_one_leaves(notebooks):
     with pytest.raises(OutOfMemory, match="here or in another notebook"):
         second.deploy(plan, model).wait()
     run.close()
-    until_it_hears(second, lambda said: said["available_bytes"] == said["memory_bytes"])
+    until_it_hears(second, lambda facts: facts["available_bytes"] == facts["memory_bytes"])
     second.deploy(plan, model).wait().close()  # now it fits

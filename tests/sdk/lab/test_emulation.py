@@ -19,12 +19,12 @@ def tiny(tmp_path):
 
 
 def test_everything_is_slower_by_the_same_factor(tiny):
-    here, slow = emulation(tiny), emulation(tiny, 10)
+    fast, slow = emulation(tiny), emulation(tiny, 10)
     assert slow.network.bandwidth("one", "two") == pytest.approx(
-        here.network.bandwidth("one", "two") / 10
+        fast.network.bandwidth("one", "two") / 10
     )
     assert slow.device("two").copy_bytes_per_s == pytest.approx(
-        here.device("two").copy_bytes_per_s / 10
+        fast.device("two").copy_bytes_per_s / 10
     )
     cost = LayerCost(
         rows=(1, 2), forward_s=(1.0, 2.0), backward_s=(2.0, 3.0), update_s=0.5, sgd_s=(0.1, 0.2)

@@ -196,8 +196,8 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
         run(x)
     assert (caught.value.device, caught.value.facts["available_bytes"]) == ("two", 128 * 2**20)
     assert lab.devices.need() == ("one", "two")
-    there = agents_of(lab)
-    assert [agent.pid for agent in there.agents if there.is_there(agent.name)] == pids
+    agents = agents_of(lab)
+    assert [agent.pid for agent in agents.agents if agents.is_there(agent.name)] == pids
 
 
 def wait_for_script(home):

@@ -24,11 +24,11 @@ BATCH = 16
 
 def slow_link(part, of):
     """A link between two sites, at such a part of the rate there, and such a part of it back."""
-    there, back = (
+    up, down = (
         f'{{ value = {RATE * SCALE * each}, basis = "estimate", source = "a test" }}'
         for each in (part, of)
     )
-    return f'{{ sites = ["here", "far"], there_bytes_per_s = {there}, back_bytes_per_s = {back} }}'
+    return f'{{ sites = ["here", "far"], there_bytes_per_s = {up}, back_bytes_per_s = {down} }}'
 
 
 THREE, FOUR = ("one", "two", "three"), ("one", "two", "three", "four")

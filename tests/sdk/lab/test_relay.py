@@ -263,8 +263,8 @@ def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypa
         for _ in range(100):  # so that the relay finds nobody there
             await asyncio.sleep(0)
 
-        async def echo(there, back):
-            back.write(await there.read(5))
+        async def echo(stream_in, stream_out):
+            stream_out.write(await stream_in.read(5))
 
         async with await asyncio.start_server(echo, "127.0.0.1", port):
             return await asyncio.wait_for(reader.read(5), PATIENCE_S)

@@ -65,11 +65,11 @@ class Case:
                     )
                 )
             else:
-                part, whole = step.part, have[step.side].get(self.shareable.input_part)
+                part, value = step.part, have[step.side].get(self.shareable.input_part)
                 sent = have[step.side].get(part)
                 if sent is None and part.value == 0:
                     axis = self.shareable.rows_of(0)[0] or 0
-                    sent = whole.narrow(axis, part.start, part.stop - part.start)
+                    sent = value.narrow(axis, part.start, part.stop - part.start)
                 have[step.to][part] = sent
         return [have[DEVICE][part] for part in shared.results]
 

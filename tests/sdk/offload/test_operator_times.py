@@ -33,9 +33,9 @@ def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_t
 
     def beyond(place):
         """Seconds of a row without its halos, in shares of the whole."""
-        whole = operators[place]
-        row_s = sharing.seconds(DEVICE, place, 1) - whole.halo_s(DEVICE)
-        return row_s / whole.side_s[DEVICE] * whole.count
+        untiled = operators[place]
+        row_s = sharing.seconds(DEVICE, place, 1) - untiled.halo_s(DEVICE)
+        return row_s / untiled.side_s[DEVICE] * untiled.count
 
     wide, narrow = (p for p, operator in enumerate(operators) if "conv" in operator.name)
     assert 1 < beyond(wide) < beyond(narrow)

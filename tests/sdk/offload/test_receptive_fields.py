@@ -28,7 +28,7 @@ NETWORKS = [
 TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
 
 
-class Whole:
+class Untiled:
     """A network with every value that it computes."""
 
     def __init__(self, name: str) -> None:
@@ -72,26 +72,26 @@ class Whole:
 
     def rows(self, part: TensorSlice) -> torch.Tensor:
         axis, _ = rows_of(self.line, self.localities, part.value)
-        whole = self.values[part.ref]
+        untiled = self.values[part.ref]
         return (
-            whole
+            untiled
             if axis is None
-            else whole.narrow(axis, part.start, part.stop - part.start).contiguous()
+            else untiled.narrow(axis, part.start, part.stop - part.start).contiguous()
         )
 
 
-whole = cache(Whole)
+untiled = cache(Untiled)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_as_one_piece_is_the_network(name):
     with torch.no_grad():
-        expected = whole(name).net(whole(name).x)
+        expected = untiled(name).net(untiled(name).x)
     # a piece pads by itself: other kernels than the network's
     tolerance = 1e-4 if name.endswith(ONNX) else TOLERANCE
     for got, wanted in zip(
-        whole(name).outputs, expected if isinstance(expected, tuple) else (expected,), strict=True
+        untiled(name).outputs, expected if isinstance(expected, tuple) else (expected,), strict=True
     ):
         assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
@@ -101,7 +101,7 @@ def test_the_whole_as_one_piece_is_the_network(name):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data):
-    home = whole(name)
+    home = untiled(name)
     local = [i for i, row in enumerate(home.localities) if row.is_local]
     position = data.draw(st.sampled_from(local), label="node")
     node, kind = home.graph.nodes[position], home.localities[position]
@@ -146,7 +146,7 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
     }.items(),
 )
 def test_what_is_global(name, operators):
-    home = whole(name)
+    home = untiled(name)
     kinds = Counter(
         n.op for n, row in zip(home.graph.nodes, home.localities, strict=True) if row.kind == GLOBAL
     )
@@ -164,7 +164,7 @@ def test_a_window_of_three_rows_with_padding_needs_a_row_on_either_side_but_not_
 
 
 def test_rows_that_are_not_there_are_named():
-    home = whole("vgg")
+    home = untiled("vgg")
     value = home.graph.first_node
     with pytest.raises(
         PlanError, match=r"rows \[3, 7\) of value 0 are needed; here are \[\(0, 5\)\]"

@@ -146,7 +146,7 @@ def test_rows_are_needed_ever_further_out_towards_the_input():
 
 
 @pytest.mark.parametrize(
-    ("rows", "taken", "left"),
+    ("rows", "taken", "remaining"),
     [
         ((0, 9), [], [(0, 9)]),
         ((0, 9), [(3, 5)], [(0, 3), (5, 9)]),
@@ -155,8 +155,8 @@ def test_rows_are_needed_ever_further_out_towards_the_input():
         ((2, 6), [(4, 4), (7, 9)], [(2, 6)]),
     ],
 )
-def test_rows_without_others(rows, taken, left):
-    assert without(rows, taken) == left
+def test_rows_without_others(rows, taken, remaining):
+    assert without(rows, taken) == remaining
 
 
 def test_a_split_worked_by_hand():

@@ -62,18 +62,18 @@ def test_splits_are_found_again_for_the_same_model_and_anew_where_the_file_is_co
     found(case(home, net, x, fast_s=1e-4))
     found(case(home, other, y))
     assert len(searched) == 3
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     for spoilt in (
         b"",
         b"[]",
         b'{"entries": []}',
         b'{"entries": 3}',
-        whole[:-9],
-        whole.replace(b'"tiles": ', b'"tiles": -'),
+        intact[:-9],
+        intact.replace(b'"tiles": ', b'"tiles": -'),
     ):
         path.write_bytes(spoilt)
         assert found(first) == made
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == intact
     assert len(searched) == 9
     assert found(first, path / "no folder") == made
 

@@ -98,9 +98,10 @@ def branches_that_just_fit(seed):
     )
     home = replace(home, layers=layers)
     n_layers = len(layers)
-    whole = memory_bytes(CostTable(home), 0, n_layers, 2, warm_up=1, n_micro_batches=2)
+    most_bytes = memory_bytes(CostTable(home), 0, n_layers, 2, warm_up=1, n_micro_batches=2)
     devices = tuple(
-        replace(device, memory_bytes=int(whole * rng.uniform(0.45, 1.0))) for device in home.devices
+        replace(device, memory_bytes=int(most_bytes * rng.uniform(0.45, 1.0)))
+        for device in home.devices
     )
     return replace(home, devices=devices)
 

@@ -182,8 +182,10 @@ def just_fits(seed):
     }
     network = Network(media=home.network.media, paths=slow)
     home = replace(home, layers=layers, network=network)
-    whole = memory_bytes(CostTable(home), 0, len(layers), 1, warm_up=1)
-    devices = (replace(d, memory_bytes=int(whole * rng.uniform(0.5, 0.95))) for d in home.devices)
+    most_bytes = memory_bytes(CostTable(home), 0, len(layers), 1, warm_up=1)
+    devices = (
+        replace(d, memory_bytes=int(most_bytes * rng.uniform(0.5, 0.95))) for d in home.devices
+    )
     return replace(home, devices=tuple(devices))
 
 

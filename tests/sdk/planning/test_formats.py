@@ -66,8 +66,8 @@ def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
     assert [cost.backward_s for cost in on_home.costs["nano-1"]] == [(3e-3,), (5e-4,), (2e-4,)]
     best = potluck.plan(profile, Training(batch=32)).best
     assert 0 < best.latency_s <= 5.55e-3 + 0.01  # one device computes 5.55 ms
-    whole = pipedream.write(pipedream.of_problem(problem, rows=8, device="laptop-1"))
-    again = imported("family", whole, rows=8, max_layers=8).problem(Training(batch=32))
+    written = pipedream.write(pipedream.of_problem(problem, rows=8, device="laptop-1"))
+    again = imported("family", written, rows=8, max_layers=8).problem(Training(batch=32))
     assert [layer.output_bytes for layer in again.layers] == [
         layer.output_bytes for layer in problem.layers
     ]

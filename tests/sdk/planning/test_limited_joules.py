@@ -129,11 +129,11 @@ def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_
             Plan(planner="p", model=home.model, stages=stages, micro_batch=2, n_micro_batches=4),
         ).peak_bytes[name]
 
-    whole, apart = peak_bytes(len(layers)), peak_bytes(still, len(layers))
-    assert apart < whole
+    one_bytes, cut_bytes = peak_bytes(len(layers)), peak_bytes(still, len(layers))
+    assert cut_bytes < one_bytes
     home = replace(
         home,
-        devices=tuple(replace(d, memory_bytes=(whole + apart) // 2) for d in home.devices),
+        devices=tuple(replace(d, memory_bytes=(one_bytes + cut_bytes) // 2) for d in home.devices),
         qoe=QoE(device_energy_j={d.name: 1e-9 for d in home.devices[:-1]}),
     )
     assert make_plans(home).best.devices == (name,)
@@ -176,8 +176,8 @@ def test_a_device_alone_is_cut_anywhere_where_the_others_may_not_compute(kind, s
         )
         return simulator.run(plan).peak_bytes()[name]
 
-    whole = min(peak_bytes((), size) for size in (1, 2, 4))
-    apart = min(
+    one_bytes = min(peak_bytes((), size) for size in (1, 2, 4))
+    cut_bytes = min(
         peak_bytes(ends, size)
         for size in (1, 2, 4)
         for n in (1, 2)
@@ -185,7 +185,7 @@ def test_a_device_alone_is_cut_anywhere_where_the_others_may_not_compute(kind, s
     )
     home = replace(
         home,
-        devices=tuple(replace(d, memory_bytes=min(whole, apart)) for d in home.devices),
+        devices=tuple(replace(d, memory_bytes=min(one_bytes, cut_bytes)) for d in home.devices),
         qoe=QoE(device_energy_j={d.name: 1e-9 for d in home.devices if d.name != name}),
     )
     assert make_plans(home).best.devices == (name,)

@@ -30,11 +30,11 @@ def home_of(seed, *, part=None, micro_batch=4, devices=2):
         for layer in problem.layers
     )
     problem = replace(problem, layers=layers, input_bytes=100)
-    whole = footprint.memory_bytes(cost.CostTable(problem), 0, len(layers), 8, warm_up=1)
+    one_stage_bytes = footprint.memory_bytes(cost.CostTable(problem), 0, len(layers), 8, warm_up=1)
     parts = [part or rng.uniform(0.1, 0.5) for _ in problem.devices]
     given = zip(problem.devices, parts, strict=True)
     return replace(
-        problem, devices=tuple(replace(d, memory_bytes=int(whole * f)) for d, f in given)
+        problem, devices=tuple(replace(d, memory_bytes=int(one_stage_bytes * f)) for d, f in given)
     )
 
 

@@ -57,10 +57,10 @@ def test_a_newcomer_in_a_measured_home_has_links_of_its_own(n, paced):
     names = [f"d{i}" for i in range(n)]
     network = network_of(dict.fromkeys(names, capability), {})
     found = joined(network, "new", "d1")
-    whole = network_of(dict.fromkeys([*names, "new"], capability), {})
-    capacity = {medium.name: medium.capacity_bytes_per_s for medium in whole.media}
+    full = network_of(dict.fromkeys([*names, "new"], capability), {})
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in full.media}
     assert {medium.name: medium.capacity_bytes_per_s for medium in found.media} == capacity
-    assert found.paths == whole.paths
+    assert found.paths == full.paths
 
 
 def test_two_devices_at_a_switch_keep_their_own_ports():

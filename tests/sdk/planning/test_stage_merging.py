@@ -32,8 +32,8 @@ def test_cuts_between_stages_of_the_same_devices_are_there_for_a_reason(seed, wo
         for p, (left, right) in enumerate(pairwise(plan.stages)):
             if left.devices == right.devices and left.shares == right.shares:
                 one = replace(left, stop=right.stop)
-                whole = replace(plan, stages=(*plan.stages[:p], one, *plan.stages[p + 2 :]))
-                assert judge(problem, whole).latency_s * ROUNDING > plan.latency_s
+                merged = replace(plan, stages=(*plan.stages[:p], one, *plan.stages[p + 2 :]))
+                assert judge(problem, merged).latency_s * ROUNDING > plan.latency_s
 
 
 def test_a_stream_has_no_more_requests_under_way_for_a_cut_on_one_device():

@@ -156,7 +156,7 @@ def test_an_undivided_model_has_no_lanes():
     assert [*plan_lanes(replace(plain, layers=bare))] == []
 
 
-def whole(rate):
+def undivided(rate):
     """The same model undivided: half as many layers, each twice as long."""
     divided = problem(rate, model="m")
     made = tuple(
@@ -170,8 +170,8 @@ def whole(rate):
 
 def test_both_ways_are_ranked_together_and_never_worse_than_one_of_them():
     for rate, model in ((FAST, "m-by-1-1"), (SLOW, "m")):
-        alone = make_plans(whole(rate))
-        plans = plans_of_both(partial(make_plans, whole(rate)), problem(rate))
+        alone = make_plans(undivided(rate))
+        plans = plans_of_both(partial(make_plans, undivided(rate)), problem(rate))
         assert plans.best.model == model
         assert plans.best.latency_s <= alone.best.latency_s
         (remark,) = plans.notes
@@ -180,16 +180,16 @@ def test_both_ways_are_ranked_together_and_never_worse_than_one_of_them():
 
 
 def test_why_there_is_no_division_is_said():
-    plans = plans_of_both(partial(make_plans, whole(FAST)), problem(FAST, n_devices=1))
+    plans = plans_of_both(partial(make_plans, undivided(FAST)), problem(FAST, n_devices=1))
     assert plans.notes == ("divided by tensor it needs several devices, and there is one",)
 
 
 def test_a_profile_of_an_undivided_model_is_refused():
     with pytest.raises(UserError, match="m is not divided by tensor"):
-        plans_of_both(partial(make_plans, whole(FAST)), whole(FAST))
+        plans_of_both(partial(make_plans, undivided(FAST)), undivided(FAST))
 
 
 def test_where_neither_fits_the_wish_is_refused():
     small = problem(FAST, memory_bytes=100)
     with pytest.raises(Infeasible):
-        plans_of_both(partial(make_plans, replace(whole(FAST), devices=small.devices)), small)
+        plans_of_both(partial(make_plans, replace(undivided(FAST), devices=small.devices)), small)

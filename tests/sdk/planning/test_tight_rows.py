@@ -93,8 +93,8 @@ def on_all_devices(problem):
     names = tuple(device.name for device in problem.devices)
     for ends in combinations(range(1, batch), len(names) - 1):
         shares = tuple(b - a for a, b in pairwise((0, *ends, batch)))
-        whole = Stage(start=0, stop=n_layers, devices=names, shares=shares, warm_up=1)
-        for stages in ((whole,), (replace(whole, stop=1), replace(whole, start=1))):
+        only_stage = Stage(start=0, stop=n_layers, devices=names, shares=shares, warm_up=1)
+        for stages in ((only_stage,), (replace(only_stage, stop=1), replace(only_stage, start=1))):
             yield Plan(
                 planner="every",
                 model=problem.model,

@@ -54,10 +54,10 @@ def test_merging_to_nothing_is_refused():
 @pytest.mark.parametrize("name", ["resnet50", "omni-7b"])
 def test_merging_keeps_every_sum(name):
     graph = library.load_model(name)
-    whole, few = graph.layers(), graph.layers(merged(graph, 20))
+    full, few = graph.layers(), graph.layers(merged(graph, 20))
     assert len(few) == 20
     biggest = max(layer.parameter_bytes for layer in few)
-    assert biggest <= max(graph.parameter_bytes / 4, max(layer.parameter_bytes for layer in whole))
+    assert biggest <= max(graph.parameter_bytes / 4, max(layer.parameter_bytes for layer in full))
     for field in (
         "parameter_bytes",
         "buffer_bytes",
@@ -66,7 +66,7 @@ def test_merging_keeps_every_sum(name):
         "backward_flop",
     ):
         assert sum(getattr(layer, field) for layer in few) == sum(
-            getattr(layer, field) for layer in whole
+            getattr(layer, field) for layer in full
         ), field
 
 

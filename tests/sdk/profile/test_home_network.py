@@ -183,11 +183,11 @@ def test_a_file_that_cannot_be_used_says_where(text, pattern, tmp_path):
 
 def test_no_file_that_was_damaged_is_more_than_refused(tmp_path):
     chance = random.Random(1)
-    whole = as_toml(drawn_document("switch behind wifi", 1)[3]).encode()
+    complete = as_toml(drawn_document("switch behind wifi", 1)[3]).encode()
     path = tmp_path / "network.toml"
     n_refused = 0
     for _ in range(300):
-        data = bytearray(whole)
+        data = bytearray(complete)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         path.write_bytes(bytes(data))
@@ -224,8 +224,8 @@ def test_of_devices_that_are_gone_no_row_speaks():
             shared(AIR, "m", "n", up=5e6, stations={"n": Figure(value=3e6)}),
         )
     )
-    left = document.about({name: name for name in ("p", "q", "n")})
-    kinds = {row.devices: (row.kind, row.up_bytes_per_s.value) for row in left.media}
+    smaller = document.about({name: name for name in ("p", "q", "n")})
+    kinds = {row.devices: (row.kind, row.up_bytes_per_s.value) for row in smaller.media}
     assert kinds == {("p", "q"): (UPLINK, 2e6), ("n",): (SWITCH, 3e6)}
     together = document.about({"a": "box", "m": "box", "p": "p"})
     assert {row.devices for row in together.media} == {("box", "p"), ("p",)}

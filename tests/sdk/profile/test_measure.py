@@ -105,8 +105,8 @@ def test_devices_of_one_host_are_measured_one_after_another():
 
     def work(name):
         busy.add(name)
-        here = [other for other in busy if host[other] == host[name]]
-        most[name] = len(here)
+        same_host = [other for other in busy if host[other] == host[name]]
+        most[name] = len(same_host)
         busy.discard(name)
         return name.upper()
 

@@ -141,6 +141,6 @@ def test_power_is_as_of_all_the_time_and_never_below_rest():
 
 
 def test_devices_of_one_machine_share_what_it_takes_at_rest():
-    whole = Watts(idle_w=6.0, busy_w=20.0, radio_w=1.0, source=MEASURED)
-    assert (shared(whole, 3).idle_w, shared(whole, 3).busy_w) == (2.0, 16.0)
-    assert shared(whole, 1) == whole
+    known = Watts(idle_w=6.0, busy_w=20.0, radio_w=1.0, source=MEASURED)
+    assert (shared(known, 3).idle_w, shared(known, 3).busy_w) == (2.0, 16.0)
+    assert shared(known, 1) == known

@@ -68,10 +68,10 @@ def test_ring_goes_the_shorter_way_round(n, pair, cables):
 
 
 def test_sites_share_the_line_between_them_each_way():
-    here, there = members(2, site="home"), [Attachment(name="x", port="x", site="cloud")]
+    local, remote = members(2, site="home"), [Attachment(name="x", port="x", site="cloud")]
     link = Cable(sites=("home", "cloud"), there_bytes_per_s=2, back_bytes_per_s=5, latency_s=0.02)
     network = build(
-        HomeWiring(topology="sites", capacity_bytes_per_s=100, links=(link,)), here + there, "a"
+        HomeWiring(topology="sites", capacity_bytes_per_s=100, links=(link,)), local + remote, "a"
     )
     assert media(network, "a", "x") == {"a up": 1, "home > cloud": 1, "x down": 1}
     assert (network.bandwidth("b", "x"), network.bandwidth("x", "b")) == (2, 5)

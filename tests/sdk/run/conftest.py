@@ -82,10 +82,10 @@ def more_steps(run, handle, n):
     """Wait until a training that goes on has taken more than so many further steps, or has ended:
     without a loop, which would take the time of the devices in memory.
     """
-    last, there = run.step + n, threading.Event()
-    handle.listen(lambda done_frac, text: run.step > last and there.set())
-    handle.on_done(lambda _: there.set())
-    assert there.wait(PATIENCE_S)
+    last, reached = run.step + n, threading.Event()
+    handle.listen(lambda done_frac, text: run.step > last and reached.set())
+    handle.on_done(lambda _: reached.set())
+    assert reached.wait(PATIENCE_S)
 
 
 def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):

@@ -54,16 +54,16 @@ REQUESTS = {
 
 
 class Strike:
-    """At `moment`, and `after` more events of its agent, `whom` ("agent" or "worker") of `device`
+    """At `moment`, and `after` more events of its agent, `victim` ("agent" or "worker") of `device`
     is killed.
     """
 
-    def __init__(self, home, moment, device, whom, after):
+    def __init__(self, home, moment, device, victim, after):
         self.device = device
-        self.whom = whom
+        self.victim = victim
         self._agents = agents_of(home)
         self._folder, self._home = self._agents.directory / device, home
-        self._order = f"{whom} {after + 1}"
+        self._order = f"{victim} {after + 1}"
         watch(home, moment, self._give_order)
 
     def __enter__(self):
@@ -87,7 +87,7 @@ class Strike:
         (self._folder / "strike").unlink(missing_ok=True)
         if self.struck:
             (self._folder / "struck").unlink()
-            if self.whom == "agent":
+            if self.victim == "agent":
                 self._agents.process(self.device).wait(PATIENCE_S)
         if self._agents.process(self.device).poll() is not None:
             self._agents.restart(self.device)

@@ -271,8 +271,8 @@ def test_predictions_are_about_steps_of_one_size(process_home, wide):
     few = run.predicted
     assert len(run.compare().measured.step_s) == 1
     run.fit(batches_of((8, 8, 8, 5))).wait()
-    whole = run.predicted
-    assert sum(few.step_s) < sum(whole.step_s)
+    full = run.predicted
+    assert sum(few.step_s) < sum(full.step_s)
     assert len(run.compare().measured.step_s) == 3
     assert len(run.trace.step_s) == 5
     run.learn()

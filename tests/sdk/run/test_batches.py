@@ -95,12 +95,12 @@ def deployed(home, model, **more):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("whole", [False, True], ids=["batches", "whole"])
-def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected, form, whole):
+@pytest.mark.parametrize("unsplit", [False, True], ids=["batches", "unsplit"])
+def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected, form, unsplit):
     losses, net = expected
     make = FORMS[form]
     data = [make(part(X, start, start + 6), Y[start : start + 6]) for start in range(0, ROWS, 6)]
-    if whole:
+    if unsplit:
         data = make(X, Y)
         if form == "two mappings":
             data = (UserDict(X), Y)  # a list of two mappings is a list of batches

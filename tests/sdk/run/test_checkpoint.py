@@ -17,7 +17,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 
 @pytest.fixture
-def whole():
+def saved():
     weights = {
         "w": torch.arange(6.0).reshape(2, 3),
         "none": torch.empty(0, 3),
@@ -41,23 +41,23 @@ def whole():
     )
 
 
-def test_it_comes_back_as_it_was(whole, tmp_path):
-    save(tmp_path / "run.safetensors", whole)
+def test_it_comes_back_as_it_was(saved, tmp_path):
+    save(tmp_path / "run.safetensors", saved)
     back = load(tmp_path / "run.safetensors")
     assert (back.plan, back.optimizer, back.step, back.seed) == (
-        whole.plan,
-        whole.optimizer,
-        whole.step,
-        whole.seed,
+        saved.plan,
+        saved.optimizer,
+        saved.step,
+        saved.seed,
     )
-    for kept, wanted in ((back.weights, whole.weights), (back.moments, whole.moments)):
+    for kept, wanted in ((back.weights, saved.weights), (back.moments, saved.moments)):
         assert kept.keys() == wanted.keys()
         assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
 
 
-def test_no_flipped_bit_is_accepted_wherever_it_is(whole, tmp_path):
+def test_no_flipped_bit_is_accepted_wherever_it_is(saved, tmp_path):
     path, draw = tmp_path / "run.safetensors", random.Random(0)
-    save(path, whole)
+    save(path, saved)
     data = path.read_bytes()
     for at in range(len(data)):
         spoilt = bytearray(data)
@@ -67,9 +67,9 @@ def test_no_flipped_bit_is_accepted_wherever_it_is(whole, tmp_path):
             load(path)
 
 
-def test_a_file_of_before_there_were_checksums_is_accepted(whole, tmp_path):
+def test_a_file_of_before_there_were_checksums_is_accepted(saved, tmp_path):
     path = tmp_path / "run.safetensors"
-    save(path, whole)
+    save(path, saved)
     with safetensors.safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         older = file.metadata() | {"format": checkpoint.OLDER}
@@ -95,10 +95,10 @@ def test_a_file_of_before_there_were_checksums_is_accepted(whole, tmp_path):
     ],
 )
 def test_a_right_checksum_over_what_does_not_hold_is_refused_in_a_sentence(
-    whole, tmp_path, field, text
+    saved, tmp_path, field, text
 ):
     path = tmp_path / "run.safetensors"
-    save(path, whole)
+    save(path, saved)
     tensors, metadata = read_tensors(path, "")
     del metadata[checkpoint.CHECKSUM]
     write_tensors(path, tensors, {**metadata, field: text})
@@ -155,9 +155,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_whatever_it_says_of_itself_it_is_read_or_refused_in_words(whole, tmp_path, name, text):
+def test_whatever_it_says_of_itself_it_is_read_or_refused_in_words(saved, tmp_path, name, text):
     path = tmp_path / "run.safetensors"
-    save(path, whole)
+    save(path, saved)
     tensors, metadata = read_tensors(path, "")
     del metadata[checkpoint.CHECKSUM]
     write_tensors(path, tensors | {"loader/0": torch.tensor(2**62)}, {**metadata, name: text})

@@ -185,7 +185,7 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
     x = torch.randn(8, 6)
     y = torch.randn(8, 6)
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.mse_loss, example_targets=y)
-    whole = Plan(
+    undivided = Plan(
         planner="by hand",
         model=model.name,
         stages=(
@@ -201,7 +201,7 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
     divided = model.divided((1, 1))
     losses = []
     for plan, each in (
-        (whole, model),
+        (undivided, model),
         (by_lanes(divided, home.devices, 8, training=True), divided),
     ):
         run = home.deploy(plan, each, optimizer=potluck.SGD(lr=0.1), seed=3).wait()

@@ -29,7 +29,7 @@ class Mixed(nn.Module):
         return self.head(torch.tanh(self.trunk(x.float())).double())
 
 
-def whole():
+def plain():
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4)).double()
 
 
@@ -54,7 +54,7 @@ def differences(run, net):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("make", [whole, Mixed])
+@pytest.mark.parametrize("make", [plain, Mixed])
 def test_as_exact_as_on_one_machine(home, make, shape):
     net, x, y, model = case(make)
     plan = make_plan(model, *SHAPES[shape], micro_batch=4, n_micro_batches=2)
@@ -71,7 +71,7 @@ def test_as_exact_as_on_one_machine(home, make, shape):
         make_optimizer=lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
     )
     # the float32 part of `Mixed` is only as exact as float32 is, wherever it is added up
-    exact = EXACT if make is whole else 1e-5
+    exact = EXACT if make is plain else 1e-5
     assert losses == pytest.approx(expected, rel=exact)
     assert max(differences(run, alone).values()) < exact
     assert {t.dtype for t in run.state_dict().values()} == {p.dtype for p in net.parameters()}
@@ -80,7 +80,7 @@ def test_as_exact_as_on_one_machine(home, make, shape):
 
 @pytest.mark.long
 def test_who_takes_over_while_it_trains_has_lost_no_digit(home):
-    net, x, y, model = case(whole)
+    net, x, y, model = case(plain)
     run = home.deploy(
         make_plan(model, ((A, B), (4, 4)), micro_batch=8), model, optimizer=potluck.SGD(0.1)
     ).wait()

@@ -134,16 +134,16 @@ def check_usable(home, model):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("home", "moment", "device", "whom", "after"),
+    ("home", "moment", "device", "victim", "after"),
     some(
         everywhere(fault_injection.DEPLOYING, (A,)),
         (PLAIN, "committing the first plan", A, "agent", 0),
     ),
     indirect=["home"],
 )
-def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
+def test_killed_while_a_plan_is_deployed(home, model, moment, device, victim, after):
     with fault_injection.Strike(
-        home, fault_injection.DEPLOYING[moment], device, whom, after
+        home, fault_injection.DEPLOYING[moment], device, victim, after
     ) as strike:
         error = error_of(
             lambda: (
@@ -159,12 +159,12 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 
 
 @pytest.mark.parametrize(
-    ("home", "moment", "device", "whom", "after"),
+    ("home", "moment", "device", "victim", "after"),
     some(everywhere(fault_injection.TRAINING), (PLAIN, "training", A, "worker", 8)),
     indirect=["home"],
 )
-def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
-    strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, whom, after)
+def test_killed_in_training_and_its_switch(home, model, moment, device, victim, after):
+    strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, victim, after)
     deployed = home.deploy(plan_of(model, OLD), model, protect=False)
     with strike, closing(deployed.wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
@@ -184,11 +184,11 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("home", "moment", "device", "whom", "after"),
+    ("home", "moment", "device", "victim", "after"),
     some(everywhere(fault_injection.REQUESTS), (PLAIN, "copying", C, "agent", 1)),
     indirect=["home"],
 )
-def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
+def test_killed_while_requests_are_answered(home, model, moment, device, victim, after):
     """Every request under way is answered once, and rightly, by those that are left."""
     x = make_data()[0]
     expected = make_net().eval()(make_data()[0]).detach()
@@ -201,7 +201,7 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
             assert torch.allclose(out, expected[:8], atol=1e-6)
             answered.append(out)
 
-    strike = fault_injection.Strike(home, fault_injection.REQUESTS[moment], device, whom, after)
+    strike = fault_injection.Strike(home, fault_injection.REQUESTS[moment], device, victim, after)
     with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait()) as run:
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]

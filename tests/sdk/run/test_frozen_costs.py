@@ -150,10 +150,10 @@ def estimated(net, width):
 
 @pytest.mark.long
 def test_frozen_layers_between_trained_ones_are_estimated_with_half_the_backward():
-    _, whole = adapted(2, 2048)
-    middle = copy.deepcopy(whole)
+    _, trained = adapted(2, 2048)
+    middle = copy.deepcopy(trained)
     middle[1:6].requires_grad_(False)
-    one, other = estimated(middle, 2048), estimated(whole, 2048)
+    one, other = estimated(middle, 2048), estimated(trained, 2048)
     device = one.devices[0].name
 
     def ratio(seconds):

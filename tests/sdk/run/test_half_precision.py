@@ -239,10 +239,10 @@ def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_weights_and_values_in_half_precision_are_planned_with_half_of_the_bytes(dtype):
     net, (x, _) = mlp().eval(), data()
-    whole = potluck.Model.from_torch(net, x).layers(False)
+    full = potluck.Model.from_torch(net, x).layers(False)
     half = potluck.Model.from_torch(
         copy.deepcopy(net).to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
     ).layers(False)
     for name in ("parameter_bytes", "output_bytes"):
-        sums = [sum(getattr(layer, name) for layer in layers) for layers in (whole, half)]
+        sums = [sum(getattr(layer, name) for layer in layers) for layers in (full, half)]
         assert sums[1] * 2 == sums[0]

@@ -201,12 +201,12 @@ def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
 @pytest.mark.parametrize("after", [0, 5, 20, 40])
 def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(home, after):
     _, model = make_model("mlp")
-    there = make_plan(model, ((A,), (4,)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
+    without_middle = make_plan(model, ((A,), (4,)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
     run = deployed(home, "pipeline")
     first = run.fit(make_data("mlp", ROWS)).wait()
     strike_after(home, [(after, lambda: leave(home, C))])
     with suppress(PotluckError):  # it may have declined
-        run.switch(there).wait()
+        run.switch(without_middle).wait()
     at_last = run.fit(make_data("mlp", ROWS), epochs=EPOCHS - 1)
     at_last.wait()
     settled(home, run)

@@ -97,10 +97,10 @@ def test_a_masked_mean_is_that_of_the_whole_batch_whatever_the_example_counts(ho
     optimizer, losses = torch.optim.SGD(alone.parameters(), LR), []
     for x, t in batches:
         optimizer.zero_grad()
-        whole = loss(alone(x), t)
-        whole.backward()
+        expected = loss(alone(x), t)
+        expected.backward()
         optimizer.step()
-        losses.append(whole.item())
+        losses.append(expected.item())
     assert history.losses == pytest.approx(losses, rel=1e-12)
     for name, tensor in alone.state_dict().items():
         torch.testing.assert_close(state[name], tensor, rtol=1e-10, atol=1e-12)

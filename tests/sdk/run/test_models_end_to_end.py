@@ -31,7 +31,7 @@ def test_an_onnx_file_from_profile_to_outputs_equals_onnxruntime_on_the_whole(ho
             output_names=["y"],
             dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
         )
-    whole = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    reference = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     model = potluck.Model.from_onnx(path)
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     plans = potluck.plan(profile, potluck.Inference(batch=4))
@@ -40,7 +40,7 @@ def test_an_onnx_file_from_profile_to_outputs_equals_onnxruntime_on_the_whole(ho
         run = home.deploy(plan, model).wait()
         for rows in (1, 4, 9):
             x = torch.randn(rows, 1, 8, 8)
-            (expected,) = whole.run(None, {"x": x.numpy()})
+            (expected,) = reference.run(None, {"x": x.numpy()})
             assert abs(run(x).numpy() - expected).max() <= 1e-4
         run.close()
     with pytest.raises(potluck.errors.ModelError, match="loss"):

@@ -80,13 +80,13 @@ def check_learned(run, history, epochs=EPOCHS, optimizer="adamw"):
 
 def strike_after(home, blows):
     """Each blow, a pair of a number of messages to the notebook and what then happens."""
-    left, seen = sorted(blows, key=lambda blow: blow[0]), 0
+    blows_in_order, seen = sorted(blows, key=lambda blow: blow[0]), 0
 
     def observe(event, actions):
         nonlocal seen
         seen += isinstance(event, Received)
-        while left and seen > left[0][0]:
-            left.pop(0)[1]()
+        while blows_in_order and seen > blows_in_order[0][0]:
+            blows_in_order.pop(0)[1]()
 
     link_of(home).watch(observe)
 

@@ -85,8 +85,8 @@ def test_a_plan_that_the_user_switched_to_is_the_one_to_go_back_to(home):
     run = deployed(home, protect=4)
     first = run.fit(make_data("mlp", losses.ROWS)).wait()
     first_stage, last_stage = run.plan.stages
-    whole = replace(first_stage, stop=last_stage.stop)
-    without = replace(run.plan, stages=(whole,))
+    only_stage = replace(first_stage, stop=last_stage.stop)
+    without = replace(run.plan, stages=(only_stage,))
     run.switch(without).wait()
     second = run.fit(make_data("mlp", losses.ROWS), epochs=10).wait()
     assert run.plan.devices == (A,)  # all others are there, and not wanted

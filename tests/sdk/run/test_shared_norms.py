@@ -135,10 +135,10 @@ def test_a_norm_is_one_norm_wherever_the_layers_lie(home, name):
         assert run.fit(batches).wait().losses == pytest.approx(losses, rel=1e-10)
         run.load_into()
         run.close()
-        for here, there in ((net, alone), (loss, alone_loss)):
-            for key, tensor in there.state_dict().items():
+        for local, reference in ((net, alone), (loss, alone_loss)):
+            for key, tensor in reference.state_dict().items():
                 torch.testing.assert_close(
-                    here.state_dict()[key], tensor, rtol=1e-10, atol=1e-12, msg=key
+                    local.state_dict()[key], tensor, rtol=1e-10, atol=1e-12, msg=key
                 )
 
 

@@ -325,16 +325,16 @@ def check_nothing_else_is_loaded(lab, run, model):
     other.close()
 
 
-@pytest.mark.parametrize(("moment", "after", "left"), phases(TRAINING_PHASES))
+@pytest.mark.parametrize(("moment", "after", "in_force"), phases(TRAINING_PHASES))
 def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(
-    lab, model, moment, after, left
+    lab, model, moment, after, in_force
 ):
     from tests.sdk.run.fault_injection import TRAINING
 
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     was_cancelled = cancelled_at(lab, TRAINING[moment], after, run, plan_of(model, "abc"))
-    assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left))
+    assert (was_cancelled, run.plan) == (in_force == "ab", plan_of(model, in_force))
     more_steps(run, handle, 2)
     stop(run, handle)
     check_equal(run)
@@ -342,9 +342,9 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(
     run.close()
 
 
-@pytest.mark.parametrize(("moment", "after", "left"), phases(REQUEST_PHASES))
+@pytest.mark.parametrize(("moment", "after", "in_force"), phases(REQUEST_PHASES))
 def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(
-    lab, model, moment, after, left
+    lab, model, moment, after, in_force
 ):
     from tests.sdk.run.fault_injection import REQUESTS
 
@@ -364,7 +364,7 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(
         )
         over.set()
         assert all(future.result() for future in asking)
-    assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left, training=False))
+    assert (was_cancelled, run.plan) == (in_force == "ab", plan_of(model, in_force, training=False))
     assert torch.allclose(run(x), expected, atol=1e-6)
     check_nothing_else_is_loaded(lab, run, model)
     run.close()

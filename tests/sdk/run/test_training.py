@@ -161,8 +161,8 @@ def test_a_saved_run_goes_on_as_if_uninterrupted(home, tmp_path):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
-    whole = home.deploy(plan, model, seed=7).wait()
-    whole.fit((x, y), epochs=4).wait()
+    uninterrupted = home.deploy(plan, model, seed=7).wait()
+    uninterrupted.fit((x, y), epochs=4).wait()
     half = home.deploy(plan, model, seed=7).wait()
     half.fit((x, y), epochs=2).wait()
     half.save(tmp_path / "half.safetensors")
@@ -170,11 +170,11 @@ def test_a_saved_run_goes_on_as_if_uninterrupted(home, tmp_path):
     rest = home.deploy(plan, model, resume=tmp_path / "half.safetensors").wait()
     assert rest.step == 4
     rest.fit((x, y), epochs=2).wait()
-    wanted, got = whole.state_dict(), rest.state_dict()
-    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
-    assert whole.history.losses[4:] == rest.history.losses
+    expected, got = uninterrupted.state_dict(), rest.state_dict()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert uninterrupted.history.losses[4:] == rest.history.losses
     assert [path.name for path in tmp_path.iterdir()] == ["half.safetensors"]
-    whole.close()
+    uninterrupted.close()
     rest.close()
 
 

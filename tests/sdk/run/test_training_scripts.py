@@ -343,9 +343,9 @@ LOADERS = dict(loaders())
 def test_a_resumed_run_goes_on_with_the_next_batch(pair, tmp_path, kind, accumulate, part):
     """The next losses are those of a run that was not interrupted, to the bit, at every step."""
     options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2), "accumulate": accumulate}
-    whole = deployed(pair)
-    expected = whole.fit(LOADERS[kind](), **options).wait().losses
-    whole.close()
+    uninterrupted = deployed(pair)
+    expected = uninterrupted.fit(LOADERS[kind](), **options).wait().losses
+    uninterrupted.close()
     stop = random.Random(kind).sample(range(1, len(expected) - 1), 3)[part]
     run = deployed(pair)
     run.fit(LOADERS[kind](), on_step=lambda step, _: ended(step == stop), **options).wait()
@@ -510,9 +510,9 @@ def test_a_fit_that_was_ended_goes_on_with_its_rates_and_moments(
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
         return {"optimizer": optimizer, "schedule": SCHEDULES[schedule](optimizer)}
 
-    whole = deployed(pair, net)
-    expected = whole.fit(data, epochs=3, **made_anew()).wait().losses
-    whole.close()
+    uninterrupted = deployed(pair, net)
+    expected = uninterrupted.fit(data, epochs=3, **made_anew()).wait().losses
+    uninterrupted.close()
     run, given = deployed(pair, net), made_anew()
     run.fit(data, epochs=3, on_step=lambda step, _: ended(step == 7), **given).wait()
     begun = run.history.losses
@@ -557,9 +557,9 @@ def test_batches_that_are_made_in_the_same_memory_are_each_their_own(pair, accum
 
 def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
     options = {"epochs": 4, "optimizer": potluck.SGD(0.1)}
-    whole = deployed(pair)
-    expected = whole.fit(LOADERS["generator"](), **options).wait().losses
-    whole.close()
+    uninterrupted = deployed(pair)
+    expected = uninterrupted.fit(LOADERS["generator"](), **options).wait().losses
+    uninterrupted.close()
     run, loader = deployed(pair), LOADERS["generator"]()
     holder = []
     holder.append(
@@ -574,9 +574,9 @@ def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
 
 def test_a_run_saves_itself_and_goes_on_from_there_after_any_end(pair, tmp_path):
     options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
-    whole = deployed(pair)
-    expected = whole.fit(LOADERS["generator"](), **options).wait().losses
-    whole.close()
+    uninterrupted = deployed(pair)
+    expected = uninterrupted.fit(LOADERS["generator"](), **options).wait().losses
+    uninterrupted.close()
     run, steps = deployed(pair), []
 
     def on_step(step, loss):
@@ -652,9 +652,9 @@ def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
         return {"optimizer": made, "schedule": rates, "schedule_every": every, "epochs": 3}
 
     net = make_net()
-    whole = deployed(pair, net)
-    expected = whole.fit(make_data(), **options(net)).wait().losses
-    whole.close()
+    uninterrupted = deployed(pair, net)
+    expected = uninterrupted.fit(make_data(), **options(net)).wait().losses
+    uninterrupted.close()
     net = make_net()
     run = deployed(pair, net)
     run.fit(make_data(), on_step=lambda step, _: ended(step == 8), **options(net)).wait()

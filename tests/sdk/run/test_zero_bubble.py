@@ -77,12 +77,12 @@ def trained(home, model, plan, schedule=None):
 def test_two_parts_change_no_bit(trio, pattern, schedule, again):
     model = model_of(drawing())
     plan = plan_of(model, pattern)
-    *whole, ops = trained(trio, model, plan, "1f1b" if pattern != "round" else "interleaved")
+    *reference, ops = trained(trio, model, plan, "1f1b" if pattern != "round" else "interleaved")
     assert "backward" in ops
     *parts, ops = trained(trio, model, flagged(plan, (again, False)), schedule)
     assert {"backward_input", "backward_weight"} <= ops
     assert "backward" not in ops
-    assert parts == whole
+    assert parts == reference
 
 
 @pytest.mark.few(1)
@@ -110,14 +110,14 @@ def test_a_plan_brings_its_schedule_and_a_run_takes_that_of_the_next(trio):
     plan = replace(plan_of(model, "pipeline"), schedule="zb-h1")
     *parts, ops = trained(trio, model, plan)
     assert "backward_weight" in ops
-    *whole, ops = trained(trio, model, plan, "1f1b")  # what is asked for goes first
+    *reference, ops = trained(trio, model, plan, "1f1b")  # what is asked for goes first
     assert "backward_weight" not in ops
-    assert parts == whole
+    assert parts == reference
     run = trio.deploy(plan, model, optimizer=potluck.AdamW(1e-2), seed=5).wait()
     run.fit(data()).wait()
     run.switch(replace(plan_of(model, "there and back"), schedule="zb-v")).wait()
     run.fit(data()).wait()
-    assert run.history.losses == pytest.approx(whole[0], rel=1e-6)
+    assert run.history.losses == pytest.approx(reference[0], rel=1e-6)
     run.close()
 
 

@@ -110,13 +110,13 @@ def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined
     home = {}
     steps = {}
     done = {device: set() for device in compiled.programs}
-    left = deque((d, i) for d, program in compiled.programs.items() for i in program.instructions)
-    while left:
-        ready = [n for n, (d, i) in enumerate(left) if _ready(i, values[d], inbox[d], done[d])]
-        assert ready, f"deadlock with {len(left)} instructions left"
+    todo = deque((d, i) for d, program in compiled.programs.items() for i in program.instructions)
+    while todo:
+        ready = [n for n, (d, i) in enumerate(todo) if _ready(i, values[d], inbox[d], done[d])]
+        assert ready, f"deadlock with {len(todo)} instructions left"
         index = ready[pick(len(ready)) if pick else 0]
-        device, item = left[index]
-        del left[index]
+        device, item = todo[index]
+        del todo[index]
         mine, attrs = values[device], item.attrs
         inputs = [mine[name] for name in item.inputs]
         if "takes" in attrs:

@@ -125,9 +125,9 @@ def test_a_step_with_standbys_is_the_same_step():
         copies = {
             v for i in shown.programs[device].instructions if "to" in i.attrs for v in i.inputs
         }
-        left = [
+        others = [
             (i.op, i.inputs, i.outputs)
             for i in shown.programs[device].instructions
             if "to" not in i.attrs and not copies.intersection(i.outputs)
         ]
-        assert left == [(i.op, i.inputs, i.outputs) for i in program.instructions]
+        assert others == [(i.op, i.inputs, i.outputs) for i in program.instructions]

@@ -119,7 +119,7 @@ class Rows:
     def limit(self, judge, stages, norms, priority):
         place = self.spec.devices[judge][0]
         assert [found for _, found in norms] == [{p} for p in stages]
-        assert {there for there, _ in norms} == {place}
+        assert {holder for holder, _ in norms} == {place}
         return place
 
     def send_scale(self, judge, p, index, scale, priority):

@@ -156,30 +156,30 @@ def test_every_request_leaves_once_and_none_is_started_that_cannot_be_met(seed):
     queue = Batcher(batch_s, n_replicas, wait_frac=rng.choice((0.0, 0.5, 1.0)), max_queue=20)
     now_s = 0.0
     ends = {}
-    left = []
+    handled = []
     due = []
     for number in range(200):
         now_s += rng.expovariate(20)
         for replica, end_s in sorted(ends.items(), key=lambda pair: pair[1]):
             if end_s <= now_s:
                 del ends[replica]
-                take(queue.handle(ReplicaFree(replica), end_s), end_s, ends, left, due)
+                take(queue.handle(ReplicaFree(replica), end_s), end_s, ends, handled, due)
         event = RequestQueued(
             request(number, now_s, rng.uniform(0.01, 1.0), priority=rng.randint(0, 1))
         )
-        take(queue.handle(event, now_s), now_s, ends, left, due)
+        take(queue.handle(event, now_s), now_s, ends, handled, due)
     while ends or queue.n_queued:
         if ends:
             replica, now_s = min(ends.items(), key=lambda pair: pair[1])
             del ends[replica]
-            take(queue.handle(ReplicaFree(replica), now_s), now_s, ends, left, due)
+            take(queue.handle(ReplicaFree(replica), now_s), now_s, ends, handled, due)
         else:
             now_s = max(now_s, due[-1])
-            take(queue.handle(QueueTick(), now_s), now_s, ends, left, due)
-    assert sorted(left) == [*range(200)]
+            take(queue.handle(QueueTick(), now_s), now_s, ends, handled, due)
+    assert sorted(handled) == [*range(200)]
 
 
-def take(actions, now_s, ends, left, due):
+def take(actions, now_s, ends, handled, due):
     """Follow the actions; what was started must hold its deadline as predicted."""
     for action in actions:
         if isinstance(action, StartBatch):
@@ -187,9 +187,9 @@ def take(actions, now_s, ends, left, due):
             for each in action.requests:
                 assert now_s + action.seconds <= each.deadline_s + 1e-6
             ends[action.replica] = now_s + action.seconds
-            left += [each.id for each in action.requests]
+            handled += [each.id for each in action.requests]
         elif isinstance(action, GiveBack):
-            left.append(action.request.id)
+            handled.append(action.request.id)
         else:
             due.append(action.at_s)
 

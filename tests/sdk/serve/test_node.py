@@ -66,11 +66,11 @@ def kinds(actions):
 
 
 def test_a_request_is_computed_here():
-    here = node()
-    (start,) = here.handle(RequestArrived(request(1)), 0.0)
+    local = node()
+    (start,) = local.handle(RequestArrived(request(1)), 0.0)
     assert start == ComputeBatch(BIRD_POOL.key, 0, (request(1, path=("a",)),), 0.02)
-    assert here.handle(BatchDone(BIRD_POOL.key, 0), 0.02) == []
-    assert here.n_computing() == 0
+    assert local.handle(BatchDone(BIRD_POOL.key, 0), 0.02) == []
+    assert local.n_computing() == 0
 
 
 def test_what_nobody_knows_is_refused():
@@ -80,33 +80,33 @@ def test_what_nobody_knows_is_refused():
 
 def test_a_full_queue_hands_on_and_a_view_is_told():
     others = Others("b")
-    here = node(others, pools=[CAMERA_POOL])
-    (sent,) = here.handle(RequestArrived(request(1)), 0.0)
+    local = node(others, pools=[CAMERA_POOL])
+    (sent,) = local.handle(RequestArrived(request(1)), 0.0)
     assert (sent.server, sent.request.path) == ("b", ("a",))
     assert others.noted == [("birds", "b", 1.0)]
 
 
 def test_the_way_back_makes_a_deadline_earlier():
-    here = node(Others("b"), pools=[], reply_s={"birds": 0.25})
-    (sent,) = here.handle(RequestArrived(request(1)), 0.0)
+    local = node(Others("b"), pools=[], reply_s={"birds": 0.25})
+    (sent,) = local.handle(RequestArrived(request(1)), 0.0)
     assert sent.request.deadline_s == 0.75
 
 
 def test_a_stream_is_admitted_and_its_frames_computed():
-    here = node()
-    (opened,) = here.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    local = node()
+    (opened,) = local.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
     assert isinstance(opened, Open)
     assert opened.grant.total_fps == pytest.approx(60.0)
     frame = request(8, name="cameras", limit_s=0.2, stream=7, frame=0)
-    assert kinds(here.handle(RequestArrived(frame), 0.0)) == ["ComputeBatch"]
-    here.handle(StreamEnded("cameras", 7), 1.0)
+    assert kinds(local.handle(RequestArrived(frame), 0.0)) == ["ComputeBatch"]
+    local.handle(StreamEnded("cameras", 7), 1.0)
     late = request(9, name="cameras", limit_s=0.2, stream=7, frame=1)
-    assert kinds(here.handle(RequestArrived(late), 1.0)) == ["RefuseRequest"]
+    assert kinds(local.handle(RequestArrived(late), 1.0)) == ["RefuseRequest"]
 
 
 def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
-    here = node(Others("b"))
-    opened, sent = here.handle(
+    local = node(Others("b"))
+    opened, sent = local.handle(
         RequestArrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0
     )
     granted = opened.grant.total_fps
@@ -114,14 +114,14 @@ def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
     went = Counter()
     for frame in range(300):
         each = request(100 + frame, frame * 0.005, 0.2, "cameras", stream=7, frame=frame)
-        for action in here.handle(RequestArrived(each), frame * 0.005):
+        for action in local.handle(RequestArrived(each), frame * 0.005):
             went[type(action).__name__] += 1
-        here.handle(BatchDone(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
+        local.handle(BatchDone(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
     assert went["HandOn"] == pytest.approx(300 * (1 - granted / 200), abs=2)
     # the other server refuses its part: those frames are refused here, the others go on
-    here.handle(Settled(7, refused=True), 2.0)
+    local.handle(Settled(7, refused=True), 2.0)
     late = [
-        here.handle(
+        local.handle(
             RequestArrived(request(900 + n, 2.0, 0.2, "cameras", stream=7, frame=300 + n)), 2.0
         )
         for n in range(10)
@@ -131,37 +131,37 @@ def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
 
 
 def test_a_failed_batch_is_decided_anew():
-    here = node()
-    here.handle(RequestArrived(request(1)), 0.0)
-    (again,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.1)
+    local = node()
+    local.handle(RequestArrived(request(1)), 0.0)
+    (again,) = local.handle(BatchFailed(BIRD_POOL.key, 0), 0.1)
     assert [each.id for each in again.requests] == [1]
-    (refusal,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.99)
+    (refusal,) = local.handle(BatchFailed(BIRD_POOL.key, 0), 0.99)
     assert refusal.reason in (ServeRefusal.INSUFFICIENT, ServeRefusal.CANNOT_MEET)
 
 
 def test_what_was_handed_to_a_server_that_is_gone_goes_elsewhere():
-    here = node(Others("b", "c"), pools=[])
-    (first,) = here.handle(RequestArrived(request(1)), 0.0)
-    (again,) = here.handle(ServerGone(first.server), 0.1)
+    local = node(Others("b", "c"), pools=[])
+    (first,) = local.handle(RequestArrived(request(1)), 0.0)
+    (again,) = local.handle(ServerGone(first.server), 0.1)
     assert {first.server, again.server} == {"b", "c"}
-    (refusal,) = here.handle(ServerGone(again.server), 0.2)
+    (refusal,) = local.handle(ServerGone(again.server), 0.2)
     assert refusal.reason is ServeRefusal.INSUFFICIENT
-    assert here.handle(ServerGone(again.server), 0.3) == []
+    assert local.handle(ServerGone(again.server), 0.3) == []
 
 
 def test_what_is_settled_is_not_sent_twice():
-    here = node(Others("b"), pools=[])
-    here.handle(RequestArrived(request(1)), 0.0)
-    here.handle(Settled(1), 0.1)
-    assert here.handle(ServerGone("b"), 0.2) == []
+    local = node(Others("b"), pools=[])
+    local.handle(RequestArrived(request(1)), 0.0)
+    local.handle(Settled(1), 0.1)
+    assert local.handle(ServerGone("b"), 0.2) == []
 
 
 def test_a_stream_whose_other_half_is_gone_is_decided_whole():
-    here = node(Others("b", "c"))
-    opened, sent = here.handle(
+    local = node(Others("b", "c"))
+    opened, sent = local.handle(
         RequestArrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0
     )
-    again = here.handle(ServerGone(sent.server), 0.1)
+    again = local.handle(ServerGone(sent.server), 0.1)
     assert kinds(again) == ["Open", "HandOn"]
     assert again[0].grant.total_fps == pytest.approx(opened.grant.total_fps)
     assert {sent.server, again[1].server} == {"b", "c"}
@@ -169,73 +169,73 @@ def test_a_stream_whose_other_half_is_gone_is_decided_whole():
 
 def test_a_new_placement_drops_no_request():
     """Live switch: what waits is served by the new pools or handed on, what is computed ends."""
-    here = node(Others("b"))
+    local = node(Others("b"))
     for number in range(3):
-        here.handle(RequestArrived(request(number)), 0.0)
-    assert (here.n_computing(), here.n_waiting()) == (1, 2)
-    actions = here.handle(Placed((CAMERA_POOL,)), 0.01)
+        local.handle(RequestArrived(request(number)), 0.0)
+    assert (local.n_computing(), local.n_waiting()) == (1, 2)
+    actions = local.handle(Placed((CAMERA_POOL,)), 0.01)
     assert sorted(action.request.id for action in actions) == [1, 2]
-    assert here.handle(RequestArrived(request(3, 0.01)), 0.01)[0].server == "b"
-    assert here.n_computing() == 1
-    here.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
-    assert here.n_computing() == 0
+    assert local.handle(RequestArrived(request(3, 0.01)), 0.01)[0].server == "b"
+    assert local.n_computing() == 1
+    local.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
+    assert local.n_computing() == 0
 
 
 def test_more_replicas_start_what_waits():
-    here = node()
+    local = node()
     for number in range(3):
-        here.handle(RequestArrived(request(number)), 0.0)
-    actions = here.handle(Placed((Pool(BIRD_POOL.allocation, 2), CAMERA_POOL)), 0.01)
+        local.handle(RequestArrived(request(number)), 0.0)
+    actions = local.handle(Placed((Pool(BIRD_POOL.allocation, 2), CAMERA_POOL)), 0.01)
     assert [(a.replica, [each.id for each in a.requests]) for a in actions] == [(1, [1, 2])]
 
 
 def test_other_settings_wait_for_the_batch_that_is_computed():
-    here = node()
-    here.handle(RequestArrived(request(0)), 0.0)
-    here.handle(RequestArrived(request(1)), 0.0)
+    local = node()
+    local.handle(RequestArrived(request(0)), 0.0)
+    local.handle(RequestArrived(request(1)), 0.0)
     slower = Pool(allocation(service("birds", fixed_s=0.02)), 1)
-    assert here.handle(Placed((slower,)), 0.01) == []
-    assert here.n_waiting() == 1
-    (start,) = here.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
+    assert local.handle(Placed((slower,)), 0.01) == []
+    assert local.n_waiting() == 1
+    (start,) = local.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
     assert start.seconds == pytest.approx(0.03)
 
 
 def test_streams_move_when_their_pool_goes():
-    here = node(Others("b"))
-    here.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
-    (sent,) = here.handle(Placed((BIRD_POOL,)), 1.0)
+    local = node(Others("b"))
+    local.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    (sent,) = local.handle(Placed((BIRD_POOL,)), 1.0)
     assert (sent.request.id, sent.request.fps, sent.server) == (7, 60.0, "b")
 
 
 def test_an_edge_device_is_the_last_way_and_may_leave():
     edge = Pool(BIRD_POOL.allocation, 1, Way.EDGE_DEVICE)
-    here = node(Others("b"), pools=[BIRD_POOL, edge])
+    local = node(Others("b"), pools=[BIRD_POOL, edge])
     limit_s = 0.03  # one alone takes 0.02 s, a second one ends at 0.04 s
-    first = here.handle(RequestArrived(request(0, limit_s=limit_s)), 0.0)
-    second = here.handle(RequestArrived(request(1, limit_s=limit_s)), 0.0)
+    first = local.handle(RequestArrived(request(0, limit_s=limit_s)), 0.0)
+    second = local.handle(RequestArrived(request(1, limit_s=limit_s)), 0.0)
     assert [each[0].pool[2] for each in (first, second)] == [Way.ALONE, Way.EDGE_DEVICE]
-    here.handle(Placed((BIRD_POOL,)), 0.001)
-    assert here.handle(BatchFailed(edge.key, 0), 0.001)[0].server == "b"
+    local.handle(Placed((BIRD_POOL,)), 0.001)
+    assert local.handle(BatchFailed(edge.key, 0), 0.001)[0].server == "b"
 
 
 def test_tells_its_idle_goodput_by_the_last_whole_interval():
-    here = node()
-    here.state(0.0)
+    local = node()
+    local.state(0.0)
     for number in range(10):
-        here.handle(RequestArrived(request(number, number * 0.1)), number * 0.1)
-        here.handle(BatchDone(BIRD_POOL.key, 0), number * 0.1 + 0.02)
-    state = here.state(1.0).services["birds"]
+        local.handle(RequestArrived(request(number, number * 0.1)), number * 0.1)
+        local.handle(BatchDone(BIRD_POOL.key, 0), number * 0.1 + 0.02)
+    state = local.state(1.0).services["birds"]
     assert state.capacity_per_s == pytest.approx(BIRD_POOL.allocation.rate_per_s)
     assert state.idle_per_s == pytest.approx(state.capacity_per_s - 10)
-    assert here.state(2.0).services["birds"].idle_per_s == pytest.approx(state.capacity_per_s)
+    assert local.state(2.0).services["birds"].idle_per_s == pytest.approx(state.capacity_per_s)
 
 
 def test_wakes_up_when_a_batch_has_waited_long_enough():
     policy = type(OURS)(wait_frac=0.5)
-    here = node(policy=policy)
-    (wake,) = here.handle(RequestArrived(request(0)), 0.0)
+    local = node(policy=policy)
+    (wake,) = local.handle(RequestArrived(request(0)), 0.0)
     assert wake == WakeAt(pytest.approx(0.49))
-    assert kinds(here.handle(Tick(), 0.49)) == ["ComputeBatch"]
+    assert kinds(local.handle(Tick(), 0.49)) == ["ComputeBatch"]
 
 
 def test_pools_come_from_a_placement():
@@ -298,22 +298,22 @@ class Home:
             now_s, _, (what, name, *rest) = heappop(self.heap)
             if name in self.dead:
                 continue
-            here = self.nodes[name]
+            local = self.nodes[name]
             match what:
                 case "request":
-                    self.follow(name, here.handle(RequestArrived(rest[0]), now_s), now_s)
+                    self.follow(name, local.handle(RequestArrived(rest[0]), now_s), now_s)
                 case "done":
                     pool, replica, requests = rest
                     for each in requests:
                         self.answer(name, each, now_s)
-                    self.follow(name, here.handle(BatchDone(pool, replica), now_s), now_s)
+                    self.follow(name, local.handle(BatchDone(pool, replica), now_s), now_s)
                 case "answer":
-                    here.handle(Settled(rest[0].id), now_s)
+                    local.handle(Settled(rest[0].id), now_s)
                     self.ends[rest[0].id] += 1
                 case "tick":
-                    self.follow(name, here.handle(Tick(), now_s), now_s)
+                    self.follow(name, local.handle(Tick(), now_s), now_s)
                 case "exchange":
-                    for tell in self.rings[name].handle(RingTick(here.state(now_s)), now_s):
+                    for tell in self.rings[name].handle(RingTick(local.state(now_s)), now_s):
                         self.at(now_s + 0.002, "state", tell.server, name, tell.message)
                     self.at(now_s + 0.1, "exchange", name)
                 case "state":

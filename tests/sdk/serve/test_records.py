@@ -48,8 +48,8 @@ def test_refuses_times_that_say_nothing_clear(items, seconds):
 
 
 def test_a_request_counts_how_often_it_was_handed_on():
-    there = Request(1, "birds", 0.0, 1.0).through("a").through("a").through("b")
-    assert (there.path, there.n_offloads) == (("a", "b"), 1)
+    request = Request(1, "birds", 0.0, 1.0).through("a").through("a").through("b")
+    assert (request.path, request.n_offloads) == (("a", "b"), 1)
 
 
 def test_a_state_of_lies_cannot_be_made():

@@ -208,9 +208,9 @@ def test_streams_that_are_granted_whole_have_their_frames_answered_in_time(seed)
     frames = Frames(cameras, rng.randint(1, 3), OURS.policy())
     streams = {n: (float(fps), rng.uniform(0, 1 / fps)) for n in range(rng.randint(1, 8))}
     frames.play(streams, seconds=10.0)
-    whole = [n for n, granted in frames.granted.items() if granted >= fps - 1e-6]
-    assert whole
-    if len(whole) == len(streams):
+    granted_fully = [n for n, granted in frames.granted.items() if granted >= fps - 1e-6]
+    assert granted_fully
+    if len(granted_fully) == len(streams):
         answered = sum(frames.in_time.values()) / (len(streams) * int(10 * fps))
         assert answered > 0.99
 

@@ -60,8 +60,8 @@ def test_everybody_knows_everybody_half_a_ring_later(n_servers):
     for by in exchange.names:
         for of in exchange.names:
             if of != by:
-                there = (exchange.names.index(of) - exchange.names.index(by)) % n_servers
-                distance = min(there, n_servers - there)
+                offset = (exchange.names.index(of) - exchange.names.index(by)) % n_servers
+                distance = min(offset, n_servers - offset)
                 value, age_s = exchange.seen(of, by)
                 assert (exchange.value - value, age_s) == (distance - 1, distance - 1)
 

@@ -130,10 +130,10 @@ def test_what_is_needed_never_reads_like_what_is_there(missing):
     play.receive(
         "a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes)
     )
-    needed, there = re.search(
+    needed, present = re.search(
         "fit: (.+) needed, (.+) available", str(play.ended()[1].error)
     ).groups()
-    assert needed != there
+    assert needed != present
 
 
 def test_the_words_of_a_device_are_for_people_and_not_read_back():

@@ -286,11 +286,11 @@ def test_nobody_waits_for_an_answer_of_a_link_that_is_closed(monkeypatch, is_lat
 
     if is_late:  # by another thread, at the worst moment: it has just been looked at
         monkeypatch.setattr(threading.Thread, "is_alive", looked_at)
-    asked = OpenSession(device="a", address=Address(host="127.0.0.1", port=9), key=public.decode())
+    begin = OpenSession(device="a", address=Address(host="127.0.0.1", port=9), key=public.decode())
 
     def answered():
         try:
-            answer = link.ask(asked)
+            answer = link.ask(begin)
         finally:
             link.close()
         return answer.result(PATIENCE_S)

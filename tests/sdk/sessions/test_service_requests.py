@@ -30,10 +30,10 @@ class Asking:
         address = Address(host="h", port=1)
         self.do(OpenSession(ticket=1, device="a", address=address, key="k"))
         self.hear(m.Welcome(major=1, minor=11), STATEMENT)
-        asked = AskService(
+        request = AskService(
             ticket=9, device="a", service="v", left_s=1.0, feeds={"x": FEED}, expects={"y": 8}
         )
-        self.asked = [each.message for each in self.do(asked) if isinstance(each, Send)]
+        self.asked = [each.message for each in self.do(request) if isinstance(each, Send)]
 
     def do(self, event):
         return self.controller.handle(event, self.now_s)

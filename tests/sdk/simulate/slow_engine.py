@@ -16,7 +16,7 @@ def run(graph):
     n_resources = max(graph.resource, default=-1) + 1
     ready = [[] for _ in range(n_resources)]
     doing = [-1] * n_resources  # the task that has the resource
-    left = [_amount(graph, task) for task in range(n_tasks)]  # of what has given way
+    remaining = [_amount(graph, task) for task in range(n_tasks)]  # of what has given way
     times = TaskTimes([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
     ends = []  # (time, task, 1 when its resource is already free)
     rest = {}  # flows under way -> bytes left at `flows_s`
@@ -38,16 +38,16 @@ def run(graph):
                 continue
             current = doing[resource]
             if current >= 0:
-                whole = route[current] == COMPUTE or work[current] <= graph.chunk_bytes
+                uninterruptible = route[current] == COMPUTE or work[current] <= graph.chunk_bytes
                 if (
-                    whole
+                    uninterruptible
                     or current not in rest
                     or ready[resource][0] > (priority[current], current)
                 ):
                     continue
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
-                left[current] = rest.pop(current)
+                remaining[current] = rest.pop(current)
                 heappush(ready[resource], (priority[current], current))
                 flows_changed = True
             task = heappop(ready[resource])[1]
@@ -61,7 +61,7 @@ def run(graph):
             else:
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
-                rest[task] = left[task]
+                rest[task] = remaining[task]
                 flows_changed = True
         touched.clear()
         if flows_changed:
@@ -134,10 +134,10 @@ def _amount(graph, task):
 def _rates(graph, rest):
     """Of every flow: its part of its host's processor, or of the media that it crosses."""
     hosts = {task: _host(graph, task) for task in rest}
-    there = list(hosts.values())
+    busy = list(hosts.values())
     over_media = {task: graph.routes[graph.route[task]] for task, host in hosts.items() if host < 0}
     on_hosts = {
-        task: processor_rate(graph.cores[h], there.count(h)) for task, h in hosts.items() if h >= 0
+        task: processor_rate(graph.cores[h], busy.count(h)) for task, h in hosts.items() if h >= 0
     }
     return max_min_rates(over_media, graph.capacity) | on_hosts
 

@@ -176,11 +176,11 @@ def replicated(rng):
     names = "abcde"
     cuts = sorted(rng.sample(range(1, 4), rng.randint(0, 2)))
     bounds = [0, *cuts, 4]
-    groups, left = [], list(names)
+    groups, ungrouped = [], list(names)
     for p in range(len(bounds) - 1):
-        take = rng.randint(1, len(left) - (len(bounds) - 2 - p))
-        groups.append(tuple(left[:take]))
-        left = left[take:]
+        take = rng.randint(1, len(ungrouped) - (len(bounds) - 2 - p))
+        groups.append(tuple(ungrouped[:take]))
+        ungrouped = ungrouped[take:]
     n_micro_batches = rng.choice([1, 2, 4])
     micro_batch = 8 // n_micro_batches * 2
     stages = []

@@ -151,25 +151,25 @@ class Worker:
         self.put("r/0/p/0/x", numbers(4, 3))
         self.put("r/0/p/0/g", numbers(4, 2))
         y, dx = ("r/0/p/0/y",), ("r/0/p/0/dx",)
-        left = self.compute(
+        exported = self.compute(
             "run", {"train": True, "key": "k"}, inputs=("r/0/p/0/x",), outputs=y, exports=y
         )
-        left += self.compute(
+        exported += self.compute(
             "backward", {"key": "k"}, inputs=("r/0/p/0/g",), outputs=dx, exports=dx
         )
         self.compute("step", {"optimizer": {"name": "adamw", "lr": 0.1}})
         keys = ("r/0/p/0/nw", "r/0/p/0/m")
-        return left + self.compute(
+        return exported + self.compute(
             "state", {"names": ["w", "exp_avg:b"]}, outputs=keys, exports=keys
         )
 
 
 def test_values_are_copied_to_the_device_and_back_and_their_places_are_free_at_once(counters):
-    there, here = Worker(device="cpu:0"), Worker()
-    for answer, expected in zip(there.step(), here.step(), strict=True):
+    worker, reference = Worker(device="cpu:0"), Worker()
+    for answer, expected in zip(worker.step(), reference.step(), strict=True):
         assert torch.equal(answer, expected)
-    place = there.put("r/0/p/0/again", numbers(5))
-    freed = [message.offset for message in there.pipe.sent if hasattr(message, "offset")]
+    place = worker.put("r/0/p/0/again", numbers(5))
+    freed = [message.offset for message in worker.pipe.sent if hasattr(message, "offset")]
     assert freed[-1] == place
 
 
@@ -268,6 +268,6 @@ def test_every_time_that_is_measured_is_that_of_finished_work(counters, monkeypa
 
 def test_segments_of_onnx_take_and_give_tensors_of_the_device(counters):
     pytest.importorskip("onnxruntime")
-    x, there = numbers(64, 256) / 2**14, DeviceArrays(CPU, MIB)
-    (answer,) = OnnxSegment(product(), there).forward([x])
+    x, arrays = numbers(64, 256) / 2**14, DeviceArrays(CPU, MIB)
+    (answer,) = OnnxSegment(product(), arrays).forward([x])
     assert torch.equal(answer, OnnxSegment(product(), torch_arrays).forward([x])[0])

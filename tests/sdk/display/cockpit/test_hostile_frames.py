@@ -107,13 +107,13 @@ def spoiled(frame, rng):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_whole_frame_sets_right_whatever_came_before(page, seed):
     rng = random.Random(seed)
-    frames, whole, names = history()
+    frames, full_frame, names = history()
     for _ in range(6):
         given = [frame if rng.random() < 0.5 else spoiled(frame, rng) for frame in frames]
         rng.shuffle(given) if rng.random() < 0.5 else None
         feed(page, *given, *given[:2])
         drawn(page)
-    feed(page, whole)
+    feed(page, full_frame)
     drawn(page)
     assert sorted(page.evaluate(NAMES)) == sorted(names)
     assert page.faults == []
@@ -123,11 +123,11 @@ def test_a_whole_frame_sets_right_whatever_came_before(page, seed):
 
 @pytest.mark.long
 def test_frames_after_a_gap_wait_for_a_whole_one(page):
-    frames, whole, names = history()
+    frames, full_frame, names = history()
     feed(page, frames[0], *frames[4:])
     drawn(page)
     assert page.evaluate(NAMES) == []
-    feed(page, whole)
+    feed(page, full_frame)
     drawn(page)
     assert len(page.evaluate(NAMES)) == len(names)
     assert BOTH.model in page.locator(".potluck-cockpit").inner_text()

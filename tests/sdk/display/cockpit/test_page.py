@@ -47,9 +47,9 @@ class Played:
 
     def show(self, view):
         self.views.append(view)
-        whole = self.frames.full(self.machine.state)
+        full = self.frames.full(self.machine.state)
         for each in self.views:  # what follows changes this frame
-            each(whole)
+            each(full)
         return lambda: self.views.remove(view)
 
     def clicked(self, content, *, may_act):

@@ -65,10 +65,10 @@ def status_of(page):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("data", SAID.values(), ids=SAID)
 def test_however_many_strangers_there_are_few_stay_and_the_owner_is_answered(page, data):
-    there = strangers(page.port, data, 3 * MOST_CONNECTIONS)
+    connections = strangers(page.port, data, 3 * MOST_CONNECTIONS)
     assert status_of(page) == 200
-    assert all(map(_is_over, there[: 2 * MOST_CONNECTIONS]))
-    for each in there:
+    assert all(map(_is_over, connections[: 2 * MOST_CONNECTIONS]))
+    for each in connections:
         each.close()
 
 
@@ -88,12 +88,12 @@ def test_a_stream_stays_whoever_comes(page):
     reader.request("GET", f"/{page.token}/frames")
     answer = reader.getresponse()
     assert answer.read(4 + len(b"a frame"))[4:] == b"a frame"
-    there = strangers(page.port, b"GET /", 2 * MOST_CONNECTIONS)
+    connections = strangers(page.port, b"GET /", 2 * MOST_CONNECTIONS)
     assert status_of(page) == 200
     page.watching.views[0](b"another")
     assert answer.read(4 + len(b"another"))[4:] == b"another"
     reader.close()
-    for each in there:
+    for each in connections:
         each.close()
 
 

@@ -44,11 +44,11 @@ def test_it_shows_a_trace_zooms_and_tells_of_each_slice(opened, shots):
     n_slices = len(example.PREDICTED.events) + len(example.MEASURED.events)
     assert f"{n_slices} slices" in status.text_content()
     page.screenshot(path=str(shots / "trace.png"))
-    whole = drawn(page)
+    reference = drawn(page)
     page.get_by_role("button", name="+", exact=True).click()
-    assert drawn(page) != whole
+    assert drawn(page) != reference
     page.get_by_role("button", name="all").click()
-    assert drawn(page) == whole
+    assert drawn(page) == reference
     trace.focus()
     page.keyboard.press("Home")
     assert "0F0 on predicted: laptop" in status.text_content()

@@ -22,19 +22,19 @@ def _arm(directory: Path, forks: Path) -> None:
 
     order = directory / "strike"
     handle = Core.handle
-    left = list[int]()
+    remaining = list[int]()
 
     def counted(core: Core, event: Any, now_s: float) -> Any:
         if not order.exists():
-            left.clear()
+            remaining.clear()
         elif type(event).__name__ not in FREQUENT and not isinstance(
             getattr(event, "message", None), Ping
         ):
-            whom, number = order.read_text().split()
-            left[:] = [(left[0] if left else int(number)) - 1]
-            if left == [0]:
+            victim, number = order.read_text().split()
+            remaining[:] = [(remaining[0] if remaining else int(number)) - 1]
+            if remaining == [0]:
                 order.rename(directory / "struck")
-                victims = [os.getpid()] if whom == "agent" else workers_of(forks, os.getpid())
+                victims = [os.getpid()] if victim == "agent" else workers_of(forks, os.getpid())
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)
         return handle(core, event, now_s)

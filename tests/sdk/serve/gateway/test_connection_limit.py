@@ -66,24 +66,24 @@ def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left():
     rng = random.Random(0)
     for _ in range(200):
         limit = ConnectionLimit(max_open=6, max_of_address=3, head_s=2.0)
-        there = set()
+        connected = set()
         for now in range(100):
             one = who(rng.randrange(6), rng.choice("abc"))
             kind = rng.choice(["come", "ask", "answer", "leave"])
             if kind == "come":  # under an address and port of one that is still there, too
                 leaves = limit.come(one, float(now))
-                there = (there | {one}) - {leaves}
+                connected = (connected | {one}) - {leaves}
             elif kind == "leave":
                 limit.leave(one)
-                there.discard(one)
+                connected.discard(one)
             elif kind == "ask":
                 limit.ask(one)
             elif kind == "answer":  # one that was there before may be answered late
                 limit.answer(one, float(now))
-            assert len(limit) == len(there) <= 6
-            assert all(sum(each[0] == a for each in there) <= 3 for a in "abc")
-            assert set(limit.overdue(1e9)) <= there
-        for one in there:
+            assert len(limit) == len(connected) <= 6
+            assert all(sum(each[0] == a for each in connected) <= 3 for a in "abc")
+            assert set(limit.overdue(1e9)) <= connected
+        for one in connected:
             limit.leave(one)
         assert [limit.come(who(n), 0.0) for n in range(3)] == [None] * 3
         for _ in range(9):

@@ -377,11 +377,11 @@ def test_the_limit_that_is_given_counts():
 
 def test_no_header_says_which_connection_asks():
     """Else a request would be cut off as silence while it is computed, and others be named."""
-    asked = []
+    askers = []
 
     class Noting(ConnectionLimit):
         def ask(self, who):
-            asked.append(who)
+            askers.append(who)
             super().ask(who)
 
     with Gateway(dict, limit=Noting()) as opened:
@@ -392,7 +392,7 @@ def test_no_header_says_which_connection_asks():
         connection.request("GET", "/v2/health/live", headers=headers)
         assert connection.getresponse().status == 200
         connection.close()
-    assert asked == [own]
+    assert askers == [own]
 
 
 def test_connections_that_break_and_come_again_from_one_port_take_one_place():
@@ -475,11 +475,11 @@ def test_others_are_answered_while_very_much_is_asked_for(gateway, name, verb, n
     row = {"name": "input", "datatype": "FP32", "shape": [n_rows, 8], "data": data}
     body, path = json.dumps({"inputs": [row]}).encode(), f"/v2/models/{name}/{verb}"
     with Gateway(lambda: {name: slow}) as opened, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(answer_of, opened, "POST", path, body)
+        pending = pool.submit(answer_of, opened, "POST", path, body)
         assert slow.has_begun.wait(60)
         assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
         slow.may_go_on.set()
-        assert asked.result()[0] == 200
+        assert pending.result()[0] == 200
 
 
 def test_bodies_have_room_together_and_give_it_back(gateway):

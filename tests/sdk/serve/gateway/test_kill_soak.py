@@ -59,10 +59,10 @@ class Client(threading.Thread):
             assert document["error"]
             return "refused"
         assert document["id"] == name, document  # not another one's answer
-        (told,) = document["outputs"]
+        (output,) = document["outputs"]
         with torch.no_grad():
             expected = self._net(torch.from_numpy(x)).numpy()
-        found = np.array(told["data"], dtype=np.float32).reshape(told["shape"])
+        found = np.array(output["data"], dtype=np.float32).reshape(output["shape"])
         assert np.allclose(found, expected, atol=1e-5), (found, expected)
         return "answered"
 
@@ -75,9 +75,9 @@ def kill_in_turn(agents, names, stop):
         while time.monotonic() < until_s:
             for restart in [each for each in under_way.values() if each.done()]:
                 restart.result()
-            there = [name for name in names if name not in under_way or under_way[name].done()]
-            if there:
-                lost = there[n_kills % len(there)]
+            alive = [name for name in names if name not in under_way or under_way[name].done()]
+            if alive:
+                lost = alive[n_kills % len(alive)]
                 agents.kill(lost)
                 under_way[lost] = pool.submit(agents.restart, lost)
                 n_kills += 1

@@ -56,17 +56,17 @@ def places(value):
 
 def spoil(document, rng):
     """Something within becomes odd, goes, is there twice, or changes places."""
-    there, key = rng.choice(list(places(document)))
+    place, key = rng.choice(list(places(document)))
     other, other_key = rng.choice(list(places(document)))
     match rng.randrange(5):
         case 0 | 1:
-            there[key] = copy.deepcopy(rng.choice(ODD))
+            place[key] = copy.deepcopy(rng.choice(ODD))
         case 2:
-            del there[key]
-        case 3 if isinstance(there, list):
-            there.append(json.loads(json.dumps(there[key])))
+            del place[key]
+        case 3 if isinstance(place, list):
+            place.append(json.loads(json.dumps(place[key])))
         case _:
-            there[key] = json.loads(json.dumps(other[other_key]))
+            place[key] = json.loads(json.dumps(other[other_key]))
 
 
 def is_read_or_refused(body, json_bytes):

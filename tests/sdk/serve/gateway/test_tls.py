@@ -103,21 +103,21 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
-def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance, net, said):
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance, net, sent):
     gateway = entrance[0]
     with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S) as stranger:
-        stranger.sendall(said)
+        stranger.sendall(sent)
         assert answered(entrance, net)  # meanwhile
         stranger.shutdown(socket.SHUT_WR)
-        told = b""
+        received = b""
         try:
             while part := stranger.recv(4096):
-                told += part
+                received += part
         except ConnectionError:
             pass
-        assert b"HTTP" not in told
-        assert b"potluck" not in told
+        assert b"HTTP" not in received
+        assert b"potluck" not in received
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])

@@ -21,8 +21,8 @@ ROUNDS = 4
 
 def settled(futures, net, x):
     """Each has ended; how many were answered, rightly."""
-    done, left = wait(futures, PATIENCE_S)
-    assert not left
+    done, unfinished = wait(futures, PATIENCE_S)
+    assert not unfinished
     with torch.no_grad():
         expected = net(x)
     n_answered = 0
@@ -37,12 +37,12 @@ def settled(futures, net, x):
 
 def until_back(home, service, names):
     """Until these devices have it."""
-    there = threading.Event()
+    never_set = threading.Event()
     for _ in range(int(PATIENCE_S * 10)):
         if set(service.devices) == set(names):
             return
         memory_of(home).pass_time(0.5)
-        there.wait(0.1)
+        never_set.wait(0.1)
     raise AssertionError(f"only {sorted(service.devices)} have it")
 
 

@@ -41,10 +41,10 @@ def test_every_device_that_has_it_answers_as_one_machine(birds, net):
 def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
     xs = [torch.randn(1, 8) for _ in range(60)]
     entrance = birds.at("local-1")
-    asked = [entrance.ask(x) for x in xs]
-    assert not wait(asked, PATIENCE_S).not_done
+    requests = [entrance.ask(x) for x in xs]
+    assert not wait(requests, PATIENCE_S).not_done
     answered = 0
-    for x, each in zip(xs, asked, strict=True):
+    for x, each in zip(xs, requests, strict=True):
         if each.exception() is None:
             assert torch.allclose(each.result().value, of_net(net, x), atol=1e-6)
             answered += 1

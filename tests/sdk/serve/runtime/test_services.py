@@ -111,10 +111,10 @@ def test_a_stream_that_is_forgotten_leaves_its_part_to_the_next_one(own_home, mo
 
 def test_who_cancels_a_request_takes_no_answer_of_the_others(birds, net):
     x = torch.randn(40, 8)
-    asked = [birds.ask(x[i : i + 1]) for i in range(40)]
-    for each in asked[::2]:
+    pending = [birds.ask(x[i : i + 1]) for i in range(40)]
+    for each in pending[::2]:
         each.cancel()
-    answers = torch.cat([each.result(timeout=LONG_S) for each in asked[1::2]])
+    answers = torch.cat([each.result(timeout=LONG_S) for each in pending[1::2]])
     assert torch.allclose(answers, of_net(net, x)[1::2], atol=1e-6)
 
 
