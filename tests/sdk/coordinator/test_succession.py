@@ -316,7 +316,7 @@ def check_progress(w):
     """With all devices, somebody acts and tells all; so does another, where its copy counts."""
     calm = settled(w)
     (name,) = acting(calm)
-    assert calm.told == calm.coordinators[name].log
+    assert calm.announced == calm.coordinators[name].log
     for gone in w.coordinators:
         if set(in_sync(w)) - {gone}:
             assert len(acting(settled(w, gone))) == 1, (gone, w)
