@@ -478,7 +478,7 @@ class Home(SharedHome, Shown):
         """Measure how the devices are connected, and nothing else: what `profile` does for a real
         home, and in a lab what it would find if nobody told it.
         """
-        from potluck.profile.measure import Bench
+        from potluck.profile.device_bench import Bench
         from potluck.profile.measure_network import measure_network
 
         capabilities = {name: self._members[name].capability for name in self._members.ready}

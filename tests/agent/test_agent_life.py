@@ -47,6 +47,7 @@ def test_pairing_over_the_wire_lets_exactly_that_key_in(tmp_path):
         assert "bob" in running.command("peers").stdout
 
 
+@pytest.mark.long
 def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
     bob = Keys()
     with agent(tmp_path, "--pair", *TRUST) as running:
@@ -70,6 +71,7 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
         assert running.command("forget", "bob").returncode == 1
 
 
+@pytest.mark.long
 def test_a_code_that_strangers_guessed_at_is_shown_no_longer(tmp_path):
     wrong = "00000000"
     with agent(tmp_path) as running:
@@ -112,7 +114,7 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 assert "paired with bob" in output
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 @pytest.mark.parametrize("port", ["0", "28000"])
 def test_an_address_that_is_not_this_device_s_is_named(tmp_path, host, port):
@@ -137,6 +139,7 @@ def test_commands_to_an_agent_that_does_not_run_say_so(tmp_path):
     assert "no agent runs" in answer.stderr
 
 
+@pytest.mark.long
 def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
     with agent(tmp_path / "a", *TRUST) as first:
         port, key = first.port, first.key
@@ -148,7 +151,7 @@ def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
 # --- starting and ending --------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "offset",
     [limits.CONTROL_OFFSET, limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET],
@@ -180,6 +183,7 @@ def four_free_ports(stack):
     raise AssertionError("no four free ports in a row")
 
 
+@pytest.mark.long
 def test_two_agents_cannot_share_a_state_directory(tmp_path):
     with agent(tmp_path):
         answer = command(
@@ -189,7 +193,7 @@ def test_two_agents_cannot_share_a_state_directory(tmp_path):
     assert "--state" in answer.stderr
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, number):
@@ -218,6 +222,7 @@ def test_a_signal_ends_it_in_good_order(tmp_path, number, heard):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.log", "identity.json"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
     line = [
@@ -251,6 +256,7 @@ def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
     assert gone == [orphan]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_devices_of_one_name_are_both_announced(tmp_path):
     from potluck.discover.mdns import browse
@@ -277,6 +283,7 @@ def test_two_devices_of_one_name_are_both_announced(tmp_path):
             assert max(len(places) for places in found.values()) == 1
 
 
+@pytest.mark.long
 def test_the_key_stays_the_same_over_a_restart(tmp_path):
     with agent(tmp_path) as first:
         key = first.key

@@ -75,7 +75,7 @@ NETWORK = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("who", OUTSIDERS)
 def test_a_stranger_gets_nothing_whatever_it_says(jetson, who):
     with ExitStack() as stack:
@@ -374,6 +374,7 @@ def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path)
         assert (type(probed), len(probed.seconds)) == (Probed, 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it takes 30 s")
 def test_a_worker_that_hangs_is_killed_and_named(tmp_path):

@@ -222,6 +222,7 @@ sys.exit(main.run(arguments.read(sys.argv[1:])))
 """
 
 
+@pytest.mark.long
 def test_a_real_agent_lives_on_and_keeps_a_report_and_a_recording(tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS)
     ada = Keys()

@@ -266,6 +266,7 @@ def test_what_is_no_ordinary_file_is_an_error_at_once(tmp_path, what):
     assert "cannot be read" in line or "is no recording" in line
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files as Linux has them")
 def test_the_command_says_so_in_one_line(tmp_path):
     for what in ("a pipe", "/proc/self/mem"):

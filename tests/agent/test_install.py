@@ -124,6 +124,7 @@ def words_of(platform, system):
 # --- the whole of it ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("platform", "system"), BOTH)
 def test_it_is_installed_changed_and_removed_as_often_as_one_likes(tmp_path, platform, system):
     shell = Shell(tmp_path / "root", platform)

@@ -44,6 +44,7 @@ def begun(peer):
     assert isinstance(peer.ask(Commit(run="r", epoch=1)), Committed)
 
 
+@pytest.mark.long
 def test_rules_are_looked_at_while_it_runs(tmp_path):
     root, state = tmp_path / "root", tmp_path / "state"
     plant(root, battery("Discharging", 50))
@@ -72,6 +73,7 @@ def test_rules_are_looked_at_while_it_runs(tmp_path):
         assert "takes part again" in log
 
 
+@pytest.mark.long
 def test_one_that_starts_against_a_rule_says_so_at_once(tmp_path):
     plant(tmp_path / "root", battery("Discharging", 50))
     with (
@@ -88,7 +90,7 @@ def test_one_that_starts_against_a_rule_says_so_at_once(tmp_path):
         assert facts["rules"] == ["only on mains"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
     with agent(tmp_path, *TRUST) as running, RawPeer(running.port, running.key, ADA) as peer:
@@ -102,7 +104,7 @@ def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
         assert running.process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("again", [True, False])
 def test_told_twice_or_too_late_it_ends_all_the_same(tmp_path, again):
     drain = "300" if again else "0.5"

@@ -69,6 +69,7 @@ def test_each_kind_fills_so_many_lines_in_a_time_and_the_rest_are_counted(path, 
     assert lines(path)[-1].endswith(f"2 more lines about {kind} were left out")
 
 
+@pytest.mark.long
 def test_all_of_it_stays_small_whatever_is_written(path, clock, monkeypatch):
     monkeypatch.setattr(log_file, "MAX_FILE_BYTES", 20_000)
     log = LogFile(path, "debug", pytest.fail, clock)

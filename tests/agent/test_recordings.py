@@ -74,7 +74,7 @@ def recorded(tmp_path_factory):
     return path, (code, token, bob.secret, keys.identity(directory / "state").secret)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, seed):
@@ -129,6 +129,7 @@ def test_where_a_replay_differs_is_said(recorded, tmp_path):
     assert "the replay differs at 1 of them, first at +" in answer.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_stranger_said_cannot_command_the_terminal(tmp_path):
     bob, path = Keys(), tmp_path / "life.rec"
@@ -233,7 +234,7 @@ def test_every_changed_byte_of_an_entry_is_said(tmp_path):
             list(record_file.read(path))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -105,6 +105,7 @@ def test_the_next_step_is_pairing():
     assert "Another notebook?" in status_lines.next_step(DOCUMENT)
 
 
+@pytest.mark.long
 def test_a_person_is_told_all_that_at_the_start(tmp_path):
     line = [sys.executable, "-m", "potluck_agent", "start", "--no-mdns", "--port", "0"]
     line += ["--state", str(tmp_path), "--die-with-parent", "--name", "jetson", "--memory", "1GiB"]
@@ -221,6 +222,7 @@ def logged(directory):
     return (directory / FILE).read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_log_says_who_came_what_failed_and_nothing_secret(tmp_path):
     bob = Keys()
     with agent(tmp_path, "--pair", *TRUST) as running:
@@ -256,6 +258,7 @@ def test_the_log_says_who_came_what_failed_and_nothing_secret(tmp_path):
     assert not any(each in text for each in (secret, running.code, token, bob.secret, wrong))
 
 
+@pytest.mark.long
 def test_strangers_are_named_and_fill_no_disk(tmp_path):
     with agent(tmp_path, *TRUST) as running:
         for _ in range(2 * STRANGERS_LINES):
@@ -281,6 +284,7 @@ def test_the_log_goes_where_its_owner_says_at_the_level_that_they_say(tmp_path):
     assert not (tmp_path / "state" / FILE).exists()
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_start_says_why_in_its_log(tmp_path):
     with agent(tmp_path / "a") as running:
         answer = command("start", "--port", str(running.port), "--state", str(tmp_path / "b"))

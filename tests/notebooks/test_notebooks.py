@@ -113,6 +113,7 @@ def test_closing_ends_every_agent(executed):
     assert "left: []" in text_of(executed.cells[-1])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
     pytest.importorskip("sklearn")

@@ -121,7 +121,7 @@ READERS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(0), *(pytest.param(i, marks=pytest.mark.long) for i in range(1, 20))]
 )

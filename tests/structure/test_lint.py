@@ -6,7 +6,6 @@ from tests.structure import lint
 MODULES = list(lint.modules())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rule", lint.RULES, ids=lambda rule: rule.__name__)
 def test_shipped_code_keeps(rule):
     assert len(MODULES) > 20

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.called_module import ModuleAlone, ModuleWithLoss
 from potluck.graph.gradient_flow import learning
-from potluck.graph.loss.batch_reductions import BatchReductions, WrittenOutLosses, extract
+from potluck.graph.loss.batch_reductions import BatchReductions, extract
 from potluck.graph.loss.loss_scale import with_loss_scale
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow, mixes_rows
 from potluck.graph.loss.trials import apart, difference
@@ -29,7 +30,7 @@ from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.in_place import without_changes
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import HALF, autocasting
-from potluck.graph.torch.own_loss import OwnLoss, names_of
+from potluck.graph.torch.own_loss import OwnLoss
 from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.placeholders import (
     Holders,
@@ -68,57 +69,6 @@ _UPDATERS = {"aten.batch_norm.default": (3, 4)}
 _INSTANCE_NORM = "aten.instance_norm.default"
 _RUNNING_MEAN = 3
 _USES_INPUT = 5
-
-
-class _WithLoss(torch.nn.Module):
-    """The model and its loss as one module."""
-
-    def __init__(
-        self,
-        net: torch.nn.Module,
-        loss: Callable[..., torch.Tensor] | OwnLoss,
-        n_inputs: int,
-        keywords: Sequence[str],
-    ) -> None:
-        super().__init__()
-        self.net = net
-        self.loss = loss
-        self._n_inputs = n_inputs
-        self._keywords = tuple(keywords)
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        with WrittenOutLosses():
-            if isinstance(self.loss, OwnLoss):
-                names = names_of(self.loss, self._n_inputs, self._keywords)
-                return _one_number(self.loss.of(_called(self.net, tensors, names)))
-            answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
-            return _one_number(self.loss(answer, *tensors[self._n_inputs :]))
-
-
-def _one_number(loss: Any) -> Any:
-    """A loss of one element without its dimensions, with which `backward` takes it, too."""
-    sizes = loss.shape if isinstance(loss, torch.Tensor) else ()
-    is_one = bool(sizes) and all(isinstance(size, int) and size == 1 for size in sizes)
-    return loss.reshape(()) if is_one else loss
-
-
-class _Alone(torch.nn.Module):
-    """The model, called as `_WithLoss` calls it, so that names come out alike."""
-
-    def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
-        super().__init__()
-        self.net, self._keywords = net, tuple(keywords)
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return _called(self.net, tensors, self._keywords)
-
-
-def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
-    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it
-    goes by place.
-    """
-    named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
-    return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
 
 
 def trace(
@@ -202,7 +152,11 @@ def _trace(
 ) -> Traced:
     """As `trace`; with `lines`, what is refused names the user's own line."""
     tensors = [*inputs, *targets]
-    module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
+    module = (
+        ModuleAlone(net, keywords)
+        if loss is None
+        else ModuleWithLoss(net, loss, len(inputs), keywords)
+    )
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
         check_norms(module)

@@ -14,8 +14,9 @@ from typing import Any
 from potluck.graph.modelgraph import still_nodes
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation, LayerWork
+from potluck.profile.device_bench import Bench
 from potluck.profile.home_network import HomeNetwork
-from potluck.profile.measure import Bench, device_of, measurements_of, name_of, weight_copies
+from potluck.profile.measure import device_of, measurements_of, name_of, weight_copies
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network

@@ -193,13 +193,13 @@ class _Acceleration:
 
     def _case(self, task: Task, names: tuple[str, ...]) -> SplitCase:
         """What is to be split, between these devices as they are now."""
-        home, model, batch = self.home, self.model, self.batch
+        home, model = self.home, self.model
         task.update(0.1, f"measuring {' and '.join(names)}")
         saves_energy = self.deadline_s is not None
         profile = home.profile(
             model,
             train=False,
-            rows=(batch,),
+            rows=(self.batch,),
             devices=names,
             watts=None if saves_energy else False,  # it takes a while
         ).wait()
@@ -210,12 +210,12 @@ class _Acceleration:
         return SplitCase(
             model=model,
             shareable=Shareable(model.traced_line()),
-            problem=profile.problem(Inference(batch=batch)),
+            problem=profile.problem(Inference(batch=self.batch)),
             names=names,
             side_times=tuple(
-                measured_operator_times(model, profile, name, batch) for name in names
+                measured_operator_times(model, profile, name, self.batch) for name in names
             ),
-            batch=batch,
+            batch=self.batch,
             weight_source=f"0/layers-0-{len(model.layers())}",
             emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
             deadline_s=self.deadline_s,

@@ -18,7 +18,7 @@ from potluck.records import HOME, Network
 from potluck.sessions.link import SessionLink
 
 if TYPE_CHECKING:
-    from potluck.profile.measure import Bench
+    from potluck.profile.device_bench import Bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

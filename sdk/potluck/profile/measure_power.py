@@ -13,6 +13,7 @@ from typing import Any
 
 from potluck.graph.backends import document_for, kind_on
 from potluck.handle import Task
+from potluck.profile.device_bench import MAX_REPEATS
 from potluck.profile.network import is_itself
 from potluck.profile.power_model import Watts
 from potluck.provenance import MEASURED
@@ -32,7 +33,6 @@ LEAST_READINGS = 4
 LEAST_BUSY_FRAC = 0.1  # below, what computing takes is lost in what waiting takes
 ONCE_S = 0.1  # of computing for one request: an agent tells what it computed when it is done
 RADIO_BYTES, RADIO_REPEATS = 2 * 2**20, 16
-MAX_REPEATS = 64  # what agents accept
 
 
 class NotMeasured(Exception):

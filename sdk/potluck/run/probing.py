@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from potluck.adapt.conditions import DEVICE, Conditions, Thing, under
 from potluck.errors import PotluckError
 from potluck.handle import Task
+from potluck.profile.device_bench import Bench
 from potluck.profile.link_probes import LinkProber
 from potluck.profile.links_from_runs import ratios_of
-from potluck.profile.measure import Bench
 from potluck.provenance import MEASURED
 from potluck.records import LayerCost, Network, Plan, Problem
 

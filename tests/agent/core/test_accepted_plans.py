@@ -49,7 +49,7 @@ LARGE = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", LARGE)
 def test_a_plan_that_its_worker_could_not_be_told_is_refused_when_it_is_prepared(case):
     (answer,) = Talk().begin().receive(Prepare(run="r", epoch=1), *plan(*LARGE[case]))
@@ -73,6 +73,7 @@ def names_of(count, length, what):
     return [f"{what}{i:0{max(1, length - 1)}}" for i in range(count)]
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(
     n_in=st.sampled_from([0, 1, 150, 199, 200, 201, 350, 700, 2000, 4096]),

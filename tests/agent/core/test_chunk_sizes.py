@@ -57,7 +57,7 @@ class Sending:
         return header.chunk_bytes
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bytes_per_s", "expected"),
     [

@@ -45,6 +45,7 @@ def do(queue, seconds):
         tags += taken(queue)
 
 
+@pytest.mark.long
 def test_gives_two_until_it_knows_how_long_they_take():
     queue, layout = make()
     offer(queue, execution(layout))

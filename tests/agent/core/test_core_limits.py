@@ -190,6 +190,7 @@ def test_one_notebook_leaves_the_other_its_measurements_and_probes():
         assert codes(talk.receive(ask(10**6), *buffers, sender=OTHER_SENDER)) == []
 
 
+@pytest.mark.long
 def test_instructions_of_executions_have_an_end():
     """Programs as large as they get, so that few of them are as much as many small ones."""
     n_rows = 50_000

@@ -71,7 +71,7 @@ def test_a_pace_does_not_outlive_what_it_was_for(how):
     assert names(out.pump(0.0)) == ["later"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("nbytes", [0, 1, 8])
 def test_so_many_values_are_under_way_and_no_more(nbytes):
     """All leave in the order of priorities, however the receiver acknowledges them."""

@@ -98,6 +98,7 @@ def test_what_is_read_is_counted_to_the_byte(served):
     assert served.inflow.unread_bytes == 0
 
 
+@pytest.mark.long
 def test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay(served):
     honest, foe = served.client(), served.client()
     honest.send(b"hello")

@@ -129,6 +129,7 @@ def test_a_list_of_devices_that_does_not_hold_is_refused(state, document):
         invitations.devices(state)
 
 
+@pytest.mark.long
 def test_the_command_says_what_there_is(state):
     def relay(*arguments):
         return command("relay", *arguments, "--state", str(state / "relay"))

@@ -105,6 +105,7 @@ def test_it_gets_to_the_agents_four_ports_and_no_further(tmp_path):
         check_near(jetson)
 
 
+@pytest.mark.long
 def test_nonsense_is_passed_over(tmp_path, record_property):
     rng = Random(5)
     with deceived(tmp_path) as (lying, jetson, route):
@@ -152,7 +153,7 @@ def test_what_it_asks_for_is_bounded(tmp_path, record_property):
     record_property("inputs", n_asked)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("n_bytes", [4000, 2**20])
 def test_a_message_of_very_many_frames_takes_bounded_memory(tmp_path, n_bytes, record_property):
     """Of 400 MiB, 280 stayed in the agent's memory."""
@@ -176,6 +177,7 @@ def test_a_message_of_very_many_frames_takes_bounded_memory(tmp_path, n_bytes, r
     record_property("inputs", n_frames)
 
 
+@pytest.mark.long
 def test_one_of_another_key_is_not_talked_to(tmp_path):
     """Whoever took the relay's address has not its secret key."""
     lying = LyingRelay(tmp_path)
@@ -248,7 +250,7 @@ def spoken_over(jetson, port, begin):
 SPOILING = (flipped, repeated, dropped, shuffled)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", SPOILING, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("way", ["to the agent", "to the notebook"])
 def test_what_it_spoils_ends_a_connection_and_changes_no_message(

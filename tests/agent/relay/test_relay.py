@@ -47,6 +47,7 @@ def check_served(passing, jetson):
             assert ada.ask(Ping(seq=seq)).seq == seq
 
 
+@pytest.mark.long
 def test_a_notebook_is_answered_on_every_channel(way):
     passing, jetson = way
     with RawPeer(passing.first_port(), jetson.key, ADA) as ada:
@@ -176,6 +177,7 @@ def test_a_ticket_that_was_guessed_leads_nowhere(way):
     check_served(passing, jetson)
 
 
+@pytest.mark.long
 def test_who_is_paired_takes_no_more_places_than_there_are(way):
     passing, jetson = way
     with ExitStack() as stack:
@@ -212,6 +214,7 @@ def test_a_device_that_is_removed_is_cut_off_at_once(tmp_path):
             assert near.ask(Ping(seq=2)).seq == 2
 
 
+@pytest.mark.long
 def test_a_list_of_devices_that_breaks_takes_nobodys_place(tmp_path):
     with (
         relay(tmp_path / "relay") as passing,
@@ -222,6 +225,7 @@ def test_a_list_of_devices_that_breaks_takes_nobodys_place(tmp_path):
         check_served(passing, jetson)
 
 
+@pytest.mark.long
 def test_a_relay_that_was_killed_is_used_again_when_it_is_back(tmp_path):
     with (
         relay(tmp_path / "relay") as passing,
@@ -237,6 +241,7 @@ def test_a_relay_that_was_killed_is_used_again_when_it_is_back(tmp_path):
         assert ada.ask(Ping(seq=3)).seq == 3  # over the socket that it had
 
 
+@pytest.mark.long
 def test_two_relays_on_one_port_and_a_port_that_is_taken(tmp_path):
     with relay(tmp_path / "relay") as passing:
         done = passing.command("start", "--port", str(passing.port), "--bind", HOST)

@@ -191,6 +191,7 @@ print(int((torch.ones(2, 2) @ torch.ones(2, 2)).sum()))
 """
 
 
+@pytest.mark.long
 def test_a_torch_that_loads_its_compiler_gets_ready_where_no_folder_may_be_made(tmp_path):
     pytest.importorskip("torch")
     line = [sys.executable, "-c", ANOTHER_TORCH, SOURCE]

@@ -67,6 +67,7 @@ def test_it_says_of_itself_what_a_process_of_its_own_does(forked, alone, fork_se
         assert forked.statement[name] == alone.statement[name]
 
 
+@pytest.mark.long
 def test_it_computes_the_same_bits(forked, alone):
     x = torch.linspace(-1, 1, 12).reshape(4, 3)
     results = []
@@ -135,6 +136,7 @@ def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
     link.kill()
 
 
+@pytest.mark.long
 def test_whose_owner_ends_before_it_has_loaded_leaves_nothing(tmp_path):
     path = tmp_path / "own" / "socket"
     path.parent.mkdir()
@@ -159,6 +161,7 @@ def own_server(tmp_path):
     process.communicate()
 
 
+@pytest.mark.long
 def test_a_stuck_server_keeps_nobody_waiting_for_ever(own_server, monkeypatch):
     process, path = own_server
     monkeypatch.setattr(forked_worker, "ANSWER_S", 1.0)
@@ -180,6 +183,7 @@ def test_a_stuck_server_keeps_nobody_waiting_for_ever(own_server, monkeypatch):
     assert eventually(lambda: workers_of(path, os.getpid()) == [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "n_free", [0, 1, 5], ids=["no connection", "no request", "nothing that shows its end"]
 )

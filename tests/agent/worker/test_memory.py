@@ -167,7 +167,7 @@ def measure(document, rows=ROWS):
     return MeasureTask(task="t", kind="aten", rows=(rows,), repeats=1, train=True), [document]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", [WIDE, CASES["cnn"]], ids=["wide", "cnn"])
 def test_a_worker_that_profiled_and_loaded_a_model_holds_nothing_of_it(worker, case):
     document = segment.dumps(graph_of(case))
@@ -182,6 +182,7 @@ def test_a_worker_that_profiled_and_loaded_a_model_holds_nothing_of_it(worker, c
     assert max(rest_bytes) <= SLACK_BYTES, rest_bytes
 
 
+@pytest.mark.long
 def test_a_worker_that_ran_out_of_memory_holds_nothing_of_the_attempt(worker):
     document = segment.dumps(graph_of(WIDE))
     worker.link.send(*measure(document))

@@ -147,7 +147,7 @@ def trained(graph, way, inputs_of=None, seed=7):
     return [bits(x) for x in seen], {name: bits(x) for name, x in state(made).items()}
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", DOES)
 def test_two_parts_give_the_bits_of_the_whole(name, way):
@@ -163,7 +163,7 @@ def test_two_parts_of_a_network_give_the_bits_of_the_whole(name, way):
     assert trained(graph, way) == trained(graph, WHOLE)
 
 
-@pytest.mark.few(10)
+@pytest.mark.long
 @pytest.mark.parametrize("name", DOES)
 def test_a_weight_waits_where_all_its_uses_can(name):
     assert bool(weights_apart(graph_doing(name)).data) is DOES[name][2]

@@ -49,7 +49,7 @@ def an_ordinary_user(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "PROGRAM", (str(program),))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("backends", [("torch", "onnxruntime"), ("onnxruntime",)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_onnx_segments_run_on_any_number_of_threads(an_ordinary_user, backends, threads):

@@ -49,6 +49,7 @@ def test_a_second_change_is_looked_at_where_the_first_look_did_something():
     assert looks_of(LookTimes(0), took_s) == [8, 31]
 
 
+@pytest.mark.long
 @hypothesis.given(st.lists(st.floats(0.01, 1.0), min_size=300, max_size=600))
 def test_whatever_steps_do_looks_in_vain_at_most_double(took_s):
     """A look before its time is paid for by the rest after the regular one before it."""

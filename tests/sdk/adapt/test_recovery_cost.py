@@ -20,7 +20,7 @@ def shared_air(problem, bytes_per_s, latency_s=0.5):
     return replace(problem, network=network)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_all_state_of_all_devices_crosses_the_medium_once(seed):
     problem = shared_air(random_home(seed, Training(batch=8, optimizer_copies=2)), 1e6)
@@ -43,7 +43,7 @@ def test_steps_since_the_snapshot_come_again_and_one_more():
     assert seconds[1] - seconds[0] == pytest.approx(5 * plan.latency_s)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_device_has_it_keeps_and_the_others_get_it_once(seed):
     problem = shared_air(random_home(seed, Training(batch=8)), 1e6)

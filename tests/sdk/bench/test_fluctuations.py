@@ -36,6 +36,7 @@ def test_nobody_who_is_away_is_used_by_the_oracle(seed):
     assert all(drawn.can(plan, number) for number, plan in enumerate(plans))
 
 
+@pytest.mark.long
 def test_the_oracle_of_two_stretches_is_the_best_of_all_ways():
     """Against every pair of plans, by hand."""
     drawn = fluctuations.drawn("load", 5, {**SMALL, "stretches": 2})

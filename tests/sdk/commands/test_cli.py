@@ -41,7 +41,7 @@ def modules_of(*arguments: str, program: str = "potluck") -> tuple[set[str], str
     return {name.split(".")[0] for name in timed} | set(timed), run.stdout
 
 
-@pytest.mark.few(4)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

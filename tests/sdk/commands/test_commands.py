@@ -65,6 +65,7 @@ def tablet(tmp_path):
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     place = f"127.0.0.1:{tablet['port']}"
     wrong = "00000000" if tablet["code"] != "00000000" else "11111111"
@@ -105,6 +106,7 @@ def test_a_name_that_no_network_knows_is_told_as_such(command, capsys):
     assert "not paired" not in output
 
 
+@pytest.mark.long
 def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, state, capsys):
     place, other = (f"{host}:{tablet['port']}" for host in ("127.0.0.1", "localhost"))
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
@@ -117,6 +119,7 @@ def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, sta
     assert [row.split()[:3] for row in rows] == [["tablet", "ready", other]]
 
 
+@pytest.mark.long
 def test_who_is_paired_is_not_said_to_be_not_paired(tablet, capsys):
     place = f"127.0.0.1:{tablet['port']}"
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
@@ -132,6 +135,7 @@ def test_who_is_paired_is_not_said_to_be_not_paired(tablet, capsys):
     assert output.count("potluck agent pair") == 1
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_paired_is_shown_as_such(tablet, capsys):
     assert cli.main(["devices", f"127.0.0.1:{tablet['port']}"]) == 0
     assert "not paired" in capsys.readouterr().out
@@ -143,6 +147,7 @@ def test_pairing_without_anybody_to_ask_says_so(capsys, monkeypatch):
     assert "--code" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_devices_and_pair_work_beside_an_open_notebook(tablet, state, capsys):
     place = f"127.0.0.1:{tablet['port']}"
     script = (
@@ -302,7 +307,7 @@ def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, c
     assert output.count("\n") == 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("package", "arguments"),
     [

@@ -20,6 +20,7 @@ def output_of(capsys, *arguments, code=0):
     return printed.err if code else printed.out
 
 
+@pytest.mark.long
 def test_plans_and_shows_the_best_with_its_memory(capsys):
     out = output_of(capsys, *SMALL, "--train", "batch=8")
     headline, _, rest = out.partition("\n\n")
@@ -30,6 +31,7 @@ def test_plans_and_shows_the_best_with_its_memory(capsys):
     assert "available" in out
 
 
+@pytest.mark.long
 def test_what_a_limit_leaves_of_the_memory_is_what_is_available(capsys, tmp_path):
     out = output_of(
         capsys,
@@ -65,6 +67,7 @@ def test_explains_when_asked(capsys):
     assert "What would help" in out
 
 
+@pytest.mark.long
 def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
     plan, page = tmp_path / "plan.toml", tmp_path / "page.html"
     out = output_of(
@@ -78,6 +81,7 @@ def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
     assert 'id="potluck-plans-' in page.read_text()
 
 
+@pytest.mark.long
 def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(capsys, tmp_path):
     plan = tmp_path / "plan.toml"
     first = json.loads(output_of(capsys, *SMALL, "--train", "batch=8", "--json", "--save", plan))[
@@ -98,6 +102,7 @@ def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(c
     )
 
 
+@pytest.mark.long
 def test_another_planner_and_all_planners_can_be_asked(capsys):
     out = output_of(capsys, *SMALL, "--train", "batch=8", "--planner", "gpipe", "--json")
     assert {plan["planner"] for plan in json.loads(out)["plans"]} == {"gpipe"}
@@ -105,6 +110,7 @@ def test_another_planner_and_all_planners_can_be_asked(capsys):
     assert sum(line.lstrip("→ ")[:1].isdigit() for line in rows) >= 8
 
 
+@pytest.mark.long
 def test_a_home_can_be_changed_on_the_way(capsys):
     changed = ["--with", "raspberry-pi-5", "--without", "phone", "--medium", "air=50Mbit/s"]
     best = json.loads(output_of(capsys, *SMALL, "--train", "batch=8", *changed, "--json"))["best"]
@@ -226,6 +232,7 @@ def test_what_is_asked_reads_as_typed():
         qoe(["energy=lots"])
 
 
+@pytest.mark.long
 def test_share_tells_whether_a_helper_pays(capsys, tmp_path):
     page, arguments = tmp_path / "page.html", ["share", "robot-indoors", "vgg19"]
     out = output_of(capsys, *arguments, "--at", "20MB/s", "--html", page)

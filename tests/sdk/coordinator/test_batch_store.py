@@ -68,6 +68,7 @@ def test_rows_that_come_again_take_no_more_room(tmp_path):
     assert nbytes[1] < nbytes[0] + 20 * 64 * 16
 
 
+@pytest.mark.long
 def test_much_data_is_in_several_files(tmp_path):
     wide = SHARD_BYTES // 4 // 3
     rows = [torch.full((1, wide), float(i)) for i in range(7)]

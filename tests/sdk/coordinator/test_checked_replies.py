@@ -171,6 +171,7 @@ def test_of_a_state_that_nobody_knows_half_a_disk_is_taken_at_most(tmp_path, mon
             check_size("job", nbytes, most, tmp_path)
 
 
+@pytest.mark.long
 def test_what_a_state_may_have_is_known_to_the_next_notebook(tmp_path):
     assert remembered(tmp_path, "job") is None
     for number in range(MAX_KNOWN + 1):  # the oldest is forgotten

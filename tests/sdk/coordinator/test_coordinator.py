@@ -89,7 +89,7 @@ def check(folder, case, n_before=3):
         assert torch.equal(tensor, case.weights[name])
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("protect", [None, 2, False])
 def test_it_learns_what_the_notebook_would_have(tmp_path, case, protect):
     handed_over(tmp_path / "job", case, protect=protect)
@@ -136,6 +136,7 @@ def test_closed_it_is_gone_on_with_by_the_next(tmp_path, case):
     other.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", ["stop", "close"])
 def test_told_to_end_it_waits_for_no_device_that_is_gone(tmp_path, case, ends):
     """However patient the job is: the process that trains it is to end, or its user waits."""
@@ -189,6 +190,7 @@ def test_killed_it_goes_back_to_what_was_on_disk(tmp_path, case, n_kept):
     one.close()
 
 
+@pytest.mark.long
 def test_one_job_at_a_time(tmp_path, case):
     handed_over(tmp_path / "job", case)
     handed_over(tmp_path / "other", case, n_before=0)
@@ -295,7 +297,7 @@ SPOILED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("how", SPOILED)
 def test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others(tmp_path, case, how):
     for name in ("job", "spoiled"):

@@ -82,6 +82,7 @@ def check(folder, case):
     assert all(torch.equal(tensor, case.weights[name]) for name, tensor in state.weights.items())
 
 
+@pytest.mark.long
 def test_it_learns_what_the_notebook_would_have_and_has_no_row_of_its_own(tmp_path, case):
     one = coordinator(tmp_path, case, case.data)
     assert not (case.packed / ORDER).exists()

@@ -61,7 +61,7 @@ def say(server, who, **about):
     return server.answer([b"", json.dumps(about).encode(), b""], who)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["files", "file", "pull"])
 def test_a_notebook_that_has_not_joined_copies_nothing(calm, what):
     for keys, why in (
@@ -97,6 +97,7 @@ def test_no_file_but_a_jobs_own_is_given_to_who_has_joined(calm, name):
     assert data == b""
 
 
+@pytest.mark.long
 def test_a_file_is_given_in_parts_of_bounded_size(home, server):
     with (home.disk("A") / JOB / MODEL).open("ab") as file:
         file.truncate(3 * CHUNK_BYTES)
@@ -132,6 +133,7 @@ def test_an_odd_pull_counts_for_nothing(calm, odd):
     assert (answer["acts"], answer["at"]) == (True, 0)
 
 
+@pytest.mark.long
 def test_no_more_join_than_have_room(home):
     trusted = [new_keys().public for _ in range(MAX_SEATS)]
     with standing(home):
@@ -244,6 +246,7 @@ def test_a_seat_that_is_anywhere_is_refused():
 MADE_UP = Journal.line({"acts": new_keys().public, "term": 2**50})
 
 
+@pytest.mark.long
 def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     """A's answers turn into rubbish; B keeps its copy, says nothing of it, and copies on later."""
     training = home.shared()
@@ -282,7 +285,7 @@ FOLLOWS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "nbytes"), FOLLOWS.values(), ids=FOLLOWS)
 def test_who_copies_from_one_that_lies_without_end_can_be_ended(home, monkeypatch, place, nbytes):
     home.shared()
@@ -306,6 +309,7 @@ def test_who_copies_from_one_that_lies_without_end_can_be_ended(home, monkeypatc
     assert size <= n_pulls * len(lines) + 100_000
 
 
+@pytest.mark.long
 def test_whoever_is_refused_is_told_why_and_others_are_answered(home):
     home.shared()
     with pytest.raises(HomeError, match="a job has a name"):

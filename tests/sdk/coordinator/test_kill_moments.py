@@ -146,6 +146,7 @@ def sample(most, kind, n_few=FEW):
     )
 
 
+@pytest.mark.long
 def test_without_a_kill_it_ends_and_both_have_all(home):
     training = home.shared()
     looks = [(training.copies, repr(training)) for _ in range(5)]
@@ -179,7 +180,7 @@ def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.ends(back="A")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @sample(200, "copying")
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_killed_while_it_is_copied_whoever_it_was_comes_back(home, moment, name):
@@ -212,6 +213,7 @@ def test_both_are_killed_at_once_and_come_back(home, moment):
     home.ends(training)
 
 
+@pytest.mark.long
 @sample(300, "again", 1)
 def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment):
     training = home.shared()

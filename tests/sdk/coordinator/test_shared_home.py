@@ -182,6 +182,7 @@ def test_another_process_looks_without_being_offered_a_window(state, holder):
     frames.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_home_of_this_process_is_taken_over_in_the_same_way(state):
     first, run, loader = begun(state)

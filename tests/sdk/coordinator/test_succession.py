@@ -297,7 +297,7 @@ def check_every_near_one(n_coordinators, n_devices, most):
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("n_coordinators", "n_devices"), [(2, 2), (3, 3)])
 def test_near_worlds_whatever_the_order_nothing_told_is_lost_and_never_two_act(
     n_coordinators, n_devices

@@ -26,6 +26,7 @@ def page(tmp_path_factory):
         return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_it_tells_plan_step_comparison_learning_and_events(page):
     for words in ("The plan", "predicted and measured", "Learning", "What happened", "4 steps"):
         assert words in page

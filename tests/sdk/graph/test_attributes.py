@@ -121,7 +121,7 @@ CHANGING = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("held", "step", "path"), CHANGING.values(), ids=CHANGING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")

@@ -93,7 +93,7 @@ def test_an_answer_is_bit_equal(name, dtype):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_and_its_gradients_are_bit_equal(name):
     torch.manual_seed(0)

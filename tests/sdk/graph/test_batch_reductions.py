@@ -163,7 +163,7 @@ def trained(request):
     return model, batches, n_reductions, torch.stack(losses).detach(), alone.state_dict()
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("shares", DIVISIONS.values(), ids=DIVISIONS)
 def test_three_adamw_steps_are_those_of_one_machine(trained, shares, stages):

@@ -89,6 +89,7 @@ def test_a_model_of_ones_own_is_planned_for_a_home_that_is_not_there(workload):
     assert make_plans(problem_of_home).best.latency_s > 0
 
 
+@pytest.mark.long
 def test_all_outputs_of_a_detector_stay_alive_and_are_written_down():
     net, images = family("detector")
     graph = potluck.Model.from_torch(net, images).graph()

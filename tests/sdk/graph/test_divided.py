@@ -69,6 +69,7 @@ def test_every_heavy_weight_of_a_language_model_is_cut():
     assert all("norm" in n or "first" in n or "second" in n or "bias" in n for n in kept)
 
 
+@pytest.mark.long
 def test_one_exchange_joins_attention_and_another_the_hidden_layer():
     net = nn.Sequential(Gpt(16, 4, 24), Gpt(16, 4, 24))
     model = Model.from_torch(net, torch.zeros(2, 3, 16)).divided((1, 1))

@@ -110,6 +110,7 @@ def test_a_cache_in_the_output_is_told_by_its_name_and_how_to_switch_it_off(kind
         Model.from_torch(net.eval(), ids)
 
 
+@pytest.mark.long
 def test_what_the_words_say_about_a_cache_is_enough():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -50,7 +50,7 @@ def output_of(call, folder, without=tuple(EXTRAS)):
     return answer.stdout
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_that_needs_a_package_says_what_to_install(call, tmp_path):
     (tmp_path / "small.onnx").write_bytes(SMALL)

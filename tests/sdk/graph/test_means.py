@@ -472,6 +472,7 @@ def composed(steps, end):
     return loss
 
 
+@pytest.mark.long
 @settings(max_examples=min(settings().max_examples // 10, 1_000))
 @given(steps=_STEPS, end=st.sampled_from(sorted(_ENDS)))
 def test_what_is_proven_of_any_loss_is_so(steps, end):

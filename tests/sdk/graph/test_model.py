@@ -189,7 +189,7 @@ def test_training_needs_a_loss():
         Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3)).layers(train=True)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
@@ -280,6 +280,7 @@ def test_transformer_blocks_are_cut_into_halves():
     assert all(len(model.segment(0, i)[0].outputs) == 1 for i in range(1, 6))
 
 
+@pytest.mark.long
 def test_tied_weights_are_shared_in_training_and_copied_in_inference():
     net = Decoder(tied=True)
     example = torch.zeros(2, 8).long()
@@ -294,6 +295,7 @@ def test_tied_weights_are_shared_in_training_and_copied_in_inference():
     assert held[0] == held[5] == ["head.weight"]
 
 
+@pytest.mark.long
 def test_the_sequence_may_change_its_length_where_asked():
     net = Decoder().eval()
     example = torch.randint(0, 30, (2, 8))
@@ -360,6 +362,7 @@ def test_state_goes_out_and_comes_back(digits):
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
+@pytest.mark.long
 def test_the_module_keeps_its_modes():
     net = cnn().train()
     net[1].eval()

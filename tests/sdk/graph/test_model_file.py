@@ -51,7 +51,7 @@ def kept(model, tmp_path):
     return Model.load(path)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_comes_back_is_the_same_model(case, tmp_path):
     torch.manual_seed(0)
@@ -73,6 +73,7 @@ def test_what_comes_back_is_the_same_model(case, tmp_path):
         assert torch.equal(state[name], tensor)
 
 
+@pytest.mark.long
 def test_it_answers_and_trains_as_the_model_that_it_was_made_of(tmp_path):
     net, inputs, loss, y = named_case()
     with warnings.catch_warnings():
@@ -227,7 +228,7 @@ LEAF = {"type": None, "context": None, "children_spec": []}
 ENUM = {"__enum__": True, "fqn": "wave:Wave_read", "name": "x"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "structure",
     [

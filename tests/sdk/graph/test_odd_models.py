@@ -122,6 +122,7 @@ def test_gives_what_one_machine_gives(net, x):
     check(net, x, net)
 
 
+@pytest.mark.long
 def test_one_that_is_compiled_gives_what_it_gave_before():
     plain = nn.Linear(4, 4)
     check(torch.compile(plain), X, plain)  # to compare with a compiled one would take a minute

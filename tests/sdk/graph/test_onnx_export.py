@@ -191,6 +191,7 @@ def test_single_numbers_on_the_edge_are_no_other_answer():
     np.testing.assert_allclose(pieces_of(net, x), net(x).detach(), atol=2e-4)
 
 
+@pytest.mark.long
 def test_a_sequence_of_any_length_stays_with_torch():
     model = Model.from_torch(
         CASES["decoder"].make().eval(), CASES["decoder"].inputs(2), sequence_dims=(1,)
@@ -199,6 +200,7 @@ def test_a_sequence_of_any_length_stays_with_torch():
         model.document(0, 1, kind="onnx")
 
 
+@pytest.mark.long
 def test_training_has_no_pieces_in_onnx():
     case = CASES["cnn"]
     model = Model.from_torch(

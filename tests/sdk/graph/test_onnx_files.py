@@ -206,7 +206,7 @@ def test_says_why_a_file_cannot_be_used(tmp_path, make, text):
 HIDDEN = "r = ReduceMax<keepdims=0>(x) e = Mul(r, tiny) "
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("nodes", "operator"),
     [

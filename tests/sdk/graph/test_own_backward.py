@@ -58,7 +58,7 @@ def made(net):
     return Model.from_torch(net, x, loss=mse_loss, example_targets=x)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_named_behind_a_layer(case):
     way, named = CASES[case]
@@ -179,7 +179,7 @@ def test_so_is_one_in_the_newer_form():
     assert trained_alike(Owning(InTwo.apply))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_any_other_backward_is_refused(name, monkeypatch):
     monkeypatch.setitem(PRODUCTS, name, (lambda x: x * 1, OTHERWISE[name]))

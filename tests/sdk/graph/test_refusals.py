@@ -96,7 +96,7 @@ def test_nan_as_a_plain_number_is_refused_and_as_a_tensor_taken():
     assert refusal_of(Masked(True)) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "reason"),
     [

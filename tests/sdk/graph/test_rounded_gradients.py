@@ -162,6 +162,7 @@ def test_any_plan_of_a_network_with_branches_trains_the_same(seed):
         assert all((found[k] - weights[k]).abs().max() <= 0.01 * largest for k in weights)
 
 
+@pytest.mark.long
 def test_it_learns_as_the_unrounded_does():
     layers = [nn.Sequential(nn.Linear(8, 32), nn.ReLU()), nn.Linear(32, 32), nn.Linear(32, 4)]
     net = nn.Sequential(*layers)
@@ -204,7 +205,7 @@ def test_nothing_that_is_not_finite_is_hidden(odd):
     assert not loss.isfinite()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["zb-h1", "fill-drain"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_schedules_that_divide_or_repeat_work_learn_the_same(schedule, recompute):

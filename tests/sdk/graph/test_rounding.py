@@ -118,7 +118,7 @@ def test_training_is_that_of_a_module_with_the_roundings_written_in():
         assert torch.equal(segment.read(name), parameter), name
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_any_plan_of_a_network_with_branches_trains_the_same(seed):
     rng = random.Random(seed)

@@ -176,7 +176,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sequence_that_comes_first_is_refused(kind):
     make, named = SEQUENCES[kind]
@@ -215,7 +215,7 @@ APART = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:that .* not proven")
 @pytest.mark.parametrize("case", APART)
 def test_what_is_taken_is_that_of_one_machine_on_any_division(case):

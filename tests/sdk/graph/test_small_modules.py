@@ -61,7 +61,7 @@ def test_the_corpus_is_large_and_mostly_runs():
     assert set(REFUSED) <= set(LINES)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in LINES if name not in REFUSED])
 def test_a_line_gives_on_two_agents_what_it_gives_on_one_machine(name, home):

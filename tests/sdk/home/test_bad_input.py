@@ -96,6 +96,7 @@ def test_three_wrong_codes_close_the_window_and_leave_no_trace(tmp_path):
         assert not (tmp_path / "agent" / "peers.json").exists()
 
 
+@pytest.mark.long
 def test_a_code_that_has_expired_is_told(tmp_path):
     with agent(tmp_path / "agent") as ready, potluck.Home(state=tmp_path / "home") as home:
         agent_state.ask_window(tmp_path / "agent", "12345678", 0.0)
@@ -137,6 +138,7 @@ def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
         assert "version" in str(member.error)
 
 
+@pytest.mark.long
 def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goes_on(tmp_path):
     """A device knows a notebook by its key: the second to close would end what the first one
     runs.
@@ -153,6 +155,7 @@ def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goe
         assert again.key == first.key
 
 
+@pytest.mark.long
 def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tmp_path):
     model = potluck.Model.from_torch(torch.nn.Linear(4, 2), torch.zeros(2, 4), name="one")
     with agent(tmp_path / "agent", "--pair") as ready:
@@ -320,6 +323,7 @@ def works(home, device):
     return near
 
 
+@pytest.mark.long
 def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path, monkeypatch):
     """As a light install leaves it: it is found and paired, and no session of it ends with a
     riddle.

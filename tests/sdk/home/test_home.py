@@ -61,6 +61,7 @@ def test_the_demo_lab_has_four_unequal_devices():
     assert len({(spec.slowdown, spec.memory) for spec in specs}) == 4
 
 
+@pytest.mark.long
 def test_a_lab_emulates_what_its_specs_say():
     spec = Spec(
         name="snail",

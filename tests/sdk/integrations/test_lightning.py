@@ -56,6 +56,7 @@ def test_it_goes_on_from_a_checkpoint_with_the_moments_of_the_devices(
     made.check_weights(again, theirs)
 
 
+@pytest.mark.long
 def test_a_batch_may_be_one_tensor_and_a_step_give_a_mapping(made, pair, on_both, tmp_path):
     theirs, ours = made.Autoencoder(), made.Autoencoder()
     data = made.loader(alone=True)
@@ -67,6 +68,7 @@ def test_a_batch_may_be_one_tensor_and_a_step_give_a_mapping(made, pair, on_both
     made.check_weights(ours, theirs)
 
 
+@pytest.mark.long
 def test_steps_of_unlike_batches_are_said_not_to_be_lightnings(made, pair, on_both, tmp_path):
     strategy = made.HomeStrategy(pair, choose=on_both)
     with warnings.catch_warnings(record=True) as caught:

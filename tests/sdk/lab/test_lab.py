@@ -172,6 +172,7 @@ class Exploding(torch.nn.Module):
         return x.unsqueeze(-1).expand(-1, -1, 1_000_000).exp().sum(-1)
 
 
+@pytest.mark.long
 def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nobody_else_does(lab):
     nn, x = torch.nn, torch.randn(32, 8)
     model = potluck.Model.from_torch(

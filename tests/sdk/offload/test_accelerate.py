@@ -65,6 +65,7 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
         check_every_entry(fast, x, expected)
 
 
+@pytest.mark.long
 def test_baselines_answer_alike_on_the_same_devices_each_in_its_own_way(home, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("mobilenet")
@@ -118,6 +119,7 @@ def test_another_shape_than_the_examples_is_answered_with_what_is_expected(home,
         fast(x)
 
 
+@pytest.mark.long
 def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
     class Named(torch.nn.Module):
         def __init__(self):
@@ -225,6 +227,7 @@ def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, mon
         assert "no operator of this model can compute some rows" in repr(fast.explain(1e8))
 
 
+@pytest.mark.long
 def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

@@ -115,6 +115,7 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
     assert fast.stats.requests == 1
 
 
+@pytest.mark.long
 def test_it_can_be_closed_after_its_home(own_home):
     net, x = family("vgg")
     before = set(threading.enumerate())
@@ -159,7 +160,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.long
 @pytest.mark.parametrize("bandwidth", [0.0, 1e8], ids=["alone", "shared"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_after_it_was_accelerated_is_never_answered_by_what_was(change, bandwidth):

@@ -306,7 +306,7 @@ def ratio_to_the_best_of_all(n_sides, seed):
     return splitter.share(rate).latency_s / best
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("n_sides", [2, 3])
 def test_close_to_the_best_of_all_divisions_on_most_problems_and_never_far_from_it(n_sides):
     n_problems = 24 if n_sides == 2 else 12
@@ -330,6 +330,7 @@ def test_a_deadline_buys_energy_and_the_front_runs_from_fast_to_frugal():
     assert cut.latency_s <= 2 * fastest.latency_s
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.floats(1.0, 3.0))
 def test_by_a_deadline_no_layer_cut_takes_fewer_joules(draw, times_as_long):

@@ -122,6 +122,7 @@ def test_planning_stops_where_it_is_cancelled_before_anything_is_loaded(home, mo
         AcceleratedModel(link_of(home), home.devices, case(home, net, x), tuple, None, task)
 
 
+@pytest.mark.long
 def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(
     home, tmp_path
 ):

@@ -116,6 +116,7 @@ def test_a_batch_that_no_micro_batch_divides_is_planned_row_by_row_or_whole():
         Training(batch=7, micro_batch=2)
 
 
+@pytest.mark.long
 def test_a_home_that_is_not_joined_to_the_notebook_is_still_planned():
     problem = random_home(0)
     assert not any(HOME in pair for pair in problem.network.paths)

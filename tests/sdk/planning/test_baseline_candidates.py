@@ -85,7 +85,7 @@ def test_dear_planners_are_asked_for_the_best_micro_batches_first_and_end_with_t
     assert calls == [(planner, 4) for planner in baseline_candidates.DEAR]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", ["training", "streaming", "single"])
 @pytest.mark.parametrize("kind", ["alike", "mixed"])
 def test_below_a_limit_asteroid_finds_what_it_finds_without_one(kind, workload):

@@ -65,6 +65,7 @@ def test_its_plans_are_pipelines_with_its_schedule(problem):
     assert list(plan_deepcee(problem)) == plans  # the same again
 
 
+@pytest.mark.long
 def test_ours_is_never_worse_when_it_chooses_among_schedules(problem):
     theirs = ask(problem, "deepcee").best
     profile = potluck.estimate("edge-cluster", "bert-small", max_layers=7, rows=(1, 8))

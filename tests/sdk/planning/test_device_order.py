@@ -52,6 +52,7 @@ def test_streams_on_five_devices_and_two_channels_are_planned_alike(seed):
     assert make_plans(_shuffled(home, seed)).best.stages == best.stages
 
 
+@pytest.mark.long
 def test_a_plan_is_for_the_problem_that_was_asked_about():
     home = _shuffled(random_home(0, devices=4), 1)
     assert all(plan.problem is home for plan in make_plans(home))

@@ -69,7 +69,7 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
         )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(2), *later(range(2, 6))])
 def test_nor_where_there_are_branches(seed):
     problem = powered(random_branches(seed, WORKLOADS[seed % 3], devices=2), seed)

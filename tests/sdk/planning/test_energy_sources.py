@@ -31,7 +31,7 @@ def marked(problem, *marks):
 MIXES = [(a, b) for a in MARKS for b in MARKS]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("marks", MIXES, ids="+".join)
 def test_the_energy_of_a_plan_has_the_worst_mark_of_its_devices(marks):
     seen = set()

@@ -207,7 +207,7 @@ def two_stages(problem):
         )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [34, 61, 83, *later(range(34))])
 def test_some_stages_compute_again_and_some_do_not_where_just_that_fits(seed):
     problem = just_fits(seed)

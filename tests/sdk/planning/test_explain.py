@@ -92,6 +92,7 @@ def test_a_plan_from_a_file_must_be_judged_first():
     assert judge(plan.problem, loaded).explain().plan == replace(plan, unused=loaded.unused)
 
 
+@pytest.mark.long
 def test_shows_itself_as_text_and_html():
     network = Network(
         media=(Medium(name="<air>", capacity_bytes_per_s=1e5),),

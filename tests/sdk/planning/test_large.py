@@ -50,7 +50,7 @@ def test_the_search_over_alike_devices_grows_like_a_polynomial():
     assert 0 < many <= few * (48 / 12) ** 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("network", NETWORKS)
 def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     """Every look at the clock takes a second: a hundred looks are all there is."""
@@ -95,6 +95,7 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
     assert len(made) == len(set(made)) == len(anytime.EFFORTS)
 
 
+@pytest.mark.long
 def test_without_a_clock_the_outcome_is_always_the_same(monkeypatch):
     monkeypatch.setattr(work_budget, "GIVEN_S", ENOUGH_S)
     problem = small(LargeHome(24, "mixed", "sites", "single", 3))

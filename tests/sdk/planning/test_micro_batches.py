@@ -58,7 +58,7 @@ def test_other_planners_may_choose_from_the_same_sizes(planner):
     assert ask(short_home(3, 37), planner).best.micro_batch == 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("batch", AWKWARD)
 def test_an_awkward_batch_is_no_slower_than_one_that_has_every_divisor(batch):
     """Per row, on devices of plenty of memory that lose nothing by small micro-batches: a pipeline

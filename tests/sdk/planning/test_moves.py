@@ -98,6 +98,7 @@ def helped_a_little(problem):
                 yield planned(table, stages, size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [301, 304])
 def test_a_device_that_has_some_rows_of_some_layers_of_another_is_found(seed):
     problem = small_homes.draw("latency", f"f{seed}", {"devices": 4, "layers": 6})

@@ -25,7 +25,7 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(12))
 def test_finds_the_optimum_of_small_homes(seed, workload):
@@ -185,6 +185,7 @@ def test_a_latency_that_some_plan_reaches_can_be_asked_for(seed):
     assert make_plans(limited).best.latency_s <= fastest_s
 
 
+@pytest.mark.long
 def test_an_energy_limit_is_held_even_if_the_fastest_plans_break_it():
     problem = random_home(2, devices=3)
     least = min(plan.energy_j for plan in make_plans(problem))
@@ -303,7 +304,7 @@ def test_a_profile_measured_for_inference_alone_is_enough():
     assert make_plans(replace(problem, costs=bare)).best.stages == make_plans(problem).best.stages
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
     rng = random.Random(seed)

@@ -193,6 +193,7 @@ def random_problem(seed, workload):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize(
     "workload",
@@ -237,6 +238,7 @@ def test_the_best_plan_is_at_most_as_slow_as_any_baseline(seed):
         assert judge(problem, plan).latency_s == plan.latency_s
 
 
+@pytest.mark.long
 def test_two_equal_devices_on_a_fast_link_halve_the_time():
     problem = make([10.0, 10.0], capacity=1e12, workload=Training(batch=16))
     best = make_plans(problem).best

@@ -99,6 +99,7 @@ def lone():
     return replace(problem, devices=(replace(alone, memory_bytes=least),)), first
 
 
+@pytest.mark.long
 def test_a_device_alone_computes_its_layers_again_in_segments_and_says_what_that_saves():
     problem, keeping = lone()
     best = make_plans(problem).best

@@ -48,6 +48,7 @@ def test_the_energy_that_is_named_can_be_asked_for():
     assert feasible(limited(problem, energy_j=remedy.value))
 
 
+@pytest.mark.long
 def test_where_two_limits_are_impossible_no_single_one_is_blamed():
     problem = limited(random_home(2, Training(batch=8)), energy_j=1e-3, latency_s=1e-6)
     assert list(remedies(problem, make_plans, make_plans)) == []

@@ -52,6 +52,7 @@ def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
     assert after.best.gap_frac is None  # what is certified is one step alone
 
 
+@pytest.mark.long
 def test_a_plan_that_would_break_a_limit_step_after_step_goes():
     problem = congested(30)
     plans = list(make_plans(problem))
@@ -62,6 +63,7 @@ def test_a_plan_that_would_break_a_limit_step_after_step_goes():
     assert len(kept) >= len(plans) - N_PLANS
 
 
+@pytest.mark.long
 def test_limits_that_no_plan_holds_step_after_step_leave_plans_as_they_were_judged():
     problem = replace(congested(30), qoe=QoE(energy_j=1e-6))
     plans = list(make_plans(congested(30)))[:N_PLANS]

@@ -162,6 +162,7 @@ def test_the_kinds_of_homes_are_what_they_say(kind):
         )
 
 
+@pytest.mark.long
 def test_the_bench_reports_what_it_found():
     row = measure(
         "tight", "0/1", {"devices": 3, "layers": 4, "judged": 50, "rejudged": 4, "candidates": 100}

@@ -45,7 +45,7 @@ def test_no_plan_takes_time_for_what_no_gradient_reaches(seed, update):
         assert update_s(table, device, 0, n_layers) == update_s(table, device, still, n_layers) > 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 40))])
 def test_our_plan_is_within_1_percent_of_brute_force_where_a_cut_passes_no_gradient(seed):
     problem, _ = half_trained(seed)

@@ -16,7 +16,7 @@ from potluck.profile.call_cost import (
     tiny_piece,
     without,
 )
-from potluck.profile.measure import Bench
+from potluck.profile.device_bench import Bench
 from potluck.records import LayerCost
 from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.messages import Measured

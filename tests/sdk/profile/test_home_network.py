@@ -273,6 +273,7 @@ def test_a_structure_that_explains_nothing_is_kept_and_said():
     assert tree_of(document) == access_tree.ports(sorted(names))
 
 
+@pytest.mark.long
 def test_an_error_is_how_far_fits_of_the_same_truth_lie_apart():
     rng = random.Random("errors")
     names, tree, rates = drawn(rng, "wifi")

@@ -13,6 +13,7 @@ from potluck.testing.internals import link_of
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.long
 def test_a_profile_makes_a_problem_that_planners_solve(home):
     _, model = make_model("mlp")
     handle = home.profile(model, rows=(1, 4), repeats=1)
@@ -121,6 +122,7 @@ def test_a_profile_for_inference_cannot_plan_training(home):
         potluck.plan(measured, potluck.Training(batch=8))
 
 
+@pytest.mark.long
 def test_a_batch_norm_over_rows_is_measured_at_what_it_can_learn_from(home, tmp_path):
     """A row that is one value of a channel teaches it nothing; two do."""
     layers = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4)

@@ -70,6 +70,7 @@ def test_a_pipeline_over_an_accelerator_and_the_processor_equals_one_machine(
             torch.testing.assert_close(run(x[:4]), net(x[:4]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_processor_that_is_not_there_is_named():
     with pytest.raises(DeviceError, match=r"--device xpu:7: .*there are cpu"):
         potluck.Home.lab([Spec(name=BOARD, processor="xpu:7")])

@@ -171,6 +171,7 @@ def test_a_home_that_does_not_change_stays_on_its_plan(changing):
     assert run.plan.stages == plan.stages
 
 
+@pytest.mark.long
 def test_without_it_nothing_is_decided(home, model, profile):
     run = home.deploy(plan_of(model, "abc"), model, profile=optimistic(profile)).wait()
     assert run.fit(make_data(), epochs=3, adapt=False).wait().decisions == ()

@@ -167,6 +167,7 @@ def test_one_row_that_cannot_be_learned_from_is_refused_and_changes_nothing(home
     run.close()
 
 
+@pytest.mark.long
 def test_replicas_with_batch_norm_never_learn_from_single_values(home):
     _, model = normed_model()
     plan = make_plan(
@@ -212,7 +213,7 @@ def test_a_live_switch_and_a_checkpoint_between_odd_batches(home, tmp_path):
     run.close()
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13])
 @pytest.mark.parametrize("name", [*PLANS, "replicas"])
 def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
@@ -264,6 +265,7 @@ def test_what_a_step_beyond_the_plan_needs_is_asked_for(process_home, wide):
     run.close()
 
 
+@pytest.mark.long
 def test_predictions_are_about_steps_of_one_size(process_home, wide):
     model, plan = wide
     run = process_home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
@@ -338,7 +340,7 @@ def still_model(detach):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("cut", [True, False])

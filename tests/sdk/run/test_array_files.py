@@ -95,6 +95,7 @@ def test_batches_are_given_by_name_or_by_place_epoch_after_epoch(tmp_path):
         again.load_state_dict({"n_batches": -1})
 
 
+@pytest.mark.long
 def test_a_run_learns_what_it_learns_of_a_loader_and_goes_on_from_a_file(home, tmp_path):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 40)

@@ -74,6 +74,7 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(often, seed
         assert all(lab.is_there(device) for device in run.plan.devices)
 
 
+@pytest.mark.long
 def test_where_the_air_has_no_room_training_waits_for_it(home, often, monkeypatch):
     monkeypatch.setattr(snapshots, "LATE", 0.0)
     run = deployed(home)
@@ -82,6 +83,7 @@ def test_where_the_air_has_no_room_training_waits_for_it(home, often, monkeypatc
     check_learned(run, history)
 
 
+@pytest.mark.long
 def test_a_snapshot_comes_home_by_itself_and_forgets_the_batches_before_it(home, often):
     run = deployed(home)
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
@@ -150,6 +152,7 @@ def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
     assert not any(n for program, n in programs if program in ("move", "push"))
 
 
+@pytest.mark.long
 def test_a_worker_that_ended_knows_the_run_no_more(home, often):
     run = deployed(home)
     name = engine_of(run).compiled_plan.run
@@ -161,6 +164,7 @@ def test_a_worker_that_ended_knows_the_run_no_more(home, often):
     check_learned(run, history)
 
 
+@pytest.mark.long
 def test_two_that_go_at_once_leave_the_third_with_all(home, often):
     run = deployed(home)
     history = run.fit(
@@ -180,6 +184,7 @@ def test_one_after_another_each_before_the_next_snapshot(home):
     check_learned(run, joined(first, second, third))
 
 
+@pytest.mark.long
 def test_a_number_of_steps_is_kept_to_the_letter(home, often):
     run = deployed(home, protect=4)
     run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
@@ -188,6 +193,7 @@ def test_a_number_of_steps_is_kept_to_the_letter(home, often):
     assert engine_of(run).background is None
 
 
+@pytest.mark.long
 def test_without_memory_for_a_copy_training_waits_for_snapshots(home, often):
     _, model = losses.make_model("mlp")
     plan = losses.make_plan(model, *losses.PLANS["both"], micro_batch=4, n_micro_batches=2)
@@ -213,6 +219,7 @@ def test_what_copies_take_of_each_device_is_said_before_and_true(home, often):
     assert "at most on a device" in repr(run.protection)
 
 
+@pytest.mark.long
 def test_a_switch_and_a_loss_after_it(home, often):
     run = deployed(home, "pipeline")
     first = run.fit(make_data("mlp", ROWS)).wait()

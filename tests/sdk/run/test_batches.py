@@ -236,6 +236,7 @@ def test_what_tokenizers_and_collators_of_transformers_give_is_taken(home):
         opened.close()
 
 
+@pytest.mark.long
 def test_an_onnx_model_takes_its_inputs_by_name(home, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

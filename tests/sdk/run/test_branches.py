@@ -90,7 +90,7 @@ def test_branches_whose_tensors_three_stages_read_train_as_on_one_machine(home):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [TwoEncoders, ForkedStem])
 def test_branches_answer_as_one_machine(home, kind):
     torch.manual_seed(0)

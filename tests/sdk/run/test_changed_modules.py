@@ -214,6 +214,7 @@ def test_a_loss_that_is_no_module_is_looked_into(form):
         model.check_as_traced(train=True)
 
 
+@pytest.mark.long
 def test_what_use_leaves_behind_is_no_change(home):
     net, loss, model = made_of_every_kind()
     run = home.deploy(plan_of(model), model).wait()

@@ -94,7 +94,7 @@ def trio():
         yield opened
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_loss_that_compares_rows_learns_as_on_one_machine(trio, name, loss):

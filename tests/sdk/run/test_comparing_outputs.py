@@ -84,6 +84,7 @@ def test_any_number_of_rows_is_compared_with_each_other_and_with_no_more(trio, n
     run.close()
 
 
+@pytest.mark.long
 def test_more_numbers_of_rows_are_answered_than_programs_are_kept(trio):
     net = Scores()
     model = model_of(net)
@@ -156,6 +157,7 @@ def contrastive(answer):
     return torch.nn.functional.cross_entropy(scores, torch.arange(scores.shape[0]))
 
 
+@pytest.mark.long
 def test_it_trains_and_answers_as_on_one_machine(trio):
     net = Scores()
     alone = copy.deepcopy(net)
@@ -188,6 +190,7 @@ class Paired(Scores):
         return {"loss": contrastive(answer), "scores": answer["scores"]}
 
 
+@pytest.mark.long
 def test_a_module_that_computes_its_loss_of_the_inputs_alone_trains_and_answers(trio):
     net, (x, y) = Paired(), batch_of(ROWS)
     alone = copy.deepcopy(net)

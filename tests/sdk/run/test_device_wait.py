@@ -67,7 +67,7 @@ def test_a_training_that_all_have_left_waits_and_learns_what_one_machine_learns(
     assert run.plan.devices == (back,)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [5, 60])  # in which agents keep a session, and end it
 def test_a_network_that_was_away_for_a_while_costs_time_alone(home, lab, seconds):
     run, notes = deployed(home), []

@@ -59,6 +59,7 @@ def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
     assert len(again.fit(make_data("mlp", 8)).wait().losses) == 2
 
 
+@pytest.mark.long
 def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
     model, _, handle = start_training(fresh_home)
     agent(fresh_home, B).kill()

@@ -77,7 +77,7 @@ def planned_bytes(plan, problem):
     return sent
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_home, seed):
     rng = random.Random(seed)
@@ -110,7 +110,7 @@ def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_
     assert planned_bytes(plan, problem) == moved
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_replicas_of_every_precision_send_and_hold_what_was_predicted(process_home, dtype):
     """In half precision, replicas add up in float32."""
@@ -177,6 +177,7 @@ def test_a_frozen_backbone_is_estimated_without_backward_update_and_gradients():
     assert costs[-1].backward_s[-1] > 0
 
 
+@pytest.mark.long
 def test_a_graph_with_frozen_weights_is_read_as_written_and_one_without_as_before():
     x, y = torch.randn(8, 256), torch.randint(0, 4, (8,))
     for net in adapted(2):

@@ -61,7 +61,7 @@ def segment_of(model, train):
 # --- autocast: the graph has the conversions of torch ---------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     assert torch.equal(made.gradients()[: len(flat)], flat)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_training_under_autocast_is_that_of_one_machine(home, shape):
     net, (x, y) = mlp(), data()
@@ -199,6 +199,7 @@ def test_a_type_that_is_not_offered_is_refused(options, why):
         potluck.Model.from_torch(mlp(), data()[0], **options)
 
 
+@pytest.mark.long
 def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
     class Recurrent(nn.Module):
         def __init__(self):

@@ -55,7 +55,7 @@ def settled(home, run):
     memory_of(home).pass_time(1.0)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(s, marks=pytest.mark.long) for s in range(10, 400))]
 )
@@ -128,6 +128,7 @@ def test_a_run_at_rest_moves_too(home):
     check_learned(run, joined(first, second))
 
 
+@pytest.mark.long
 def test_where_nobody_else_is_all_that_it_has_learned_is_kept():
     with memory_home(1) as home:
         _, model = make_model("mlp")
@@ -168,6 +169,7 @@ def test_where_nobody_else_is_the_training_waits_until_it_stays():
         assert A in waited[0]
 
 
+@pytest.mark.long
 def test_one_that_goes_before_it_is_left_is_lost_as_any_other(home):
     run = deployed(home, "both", protect=2)
 
@@ -180,7 +182,7 @@ def test_one_that_goes_before_it_is_left_is_lost_as_any_other(home):
     check_learned(run, history)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [A, C])
 def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
     run = deployed(home, "both", protect=2)

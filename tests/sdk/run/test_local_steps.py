@@ -106,7 +106,7 @@ def apart(run, net):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("n_batches", [12, 11, 9])  # whole rounds, and a last one that is short
 @pytest.mark.parametrize(
     ("inner", "theirs", "outer"),
@@ -205,7 +205,7 @@ SHAPES_OF_BATCHES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES_OF_BATCHES)
 def test_regions_count_by_their_rows_whatever_their_batches_look_like(home, shape):
     net, sizes = network(), (8, 3, 2, 6)
@@ -226,6 +226,7 @@ def test_regions_count_by_their_rows_whatever_their_batches_look_like(home, shap
             torch.testing.assert_close(run.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_moving_average_that_outer_steps_would_not_be_in_is_refused(home):
     runs = deployed(home, network(), potluck.SGD(lr=0.1))
     runs[1].fit(data(1), ema=0.9).wait()

@@ -100,7 +100,7 @@ def check_same(play, how, *, recompute=False):
         torch.testing.assert_close(weights_after[name], tensor, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("how", ["killed", "restarted", "worker"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

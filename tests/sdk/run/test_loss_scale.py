@@ -128,7 +128,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [PLANS["two stages"], PLANS["a last stage that is shared"]])
 def test_limits_averages_and_growth_are_those_of_one_machine(home, stages, monkeypatch):
     """The factor doubles after three finite steps, until gradients overflow again."""
@@ -148,6 +148,7 @@ def test_limits_averages_and_growth_are_those_of_one_machine(home, stages, monke
     run.close()
 
 
+@pytest.mark.long
 def test_a_run_that_is_saved_and_one_that_switches_keep_their_factor(home, tmp_path):
     net, loss, model = made(300.0)
     begun, batches = weights(net), data(12)
@@ -220,6 +221,7 @@ def test_losses_of_every_kind_of_type_are_scaled(home, reduction):
     run.close()
 
 
+@pytest.mark.long
 def test_the_stage_with_the_factor_trains_some_weight(home):
     """A frozen head does not learn when a step is left out; the layer before it does."""
     net, loss, model = made(1.0)

@@ -78,7 +78,7 @@ def test_a_run_switches_between_the_two_and_no_answer_changes(mixed):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vgg", "resnet"])
 def test_one_request_is_shared_inside_its_operators_by_a_device_of_either_kind(mixed, name):
     net, x = family(name)
@@ -129,6 +129,7 @@ def test_a_model_that_onnx_cannot_say_names_the_device_that_would_need_it(mixed,
     assert [device.name for device in profile.devices] == [LAPTOP]
 
 
+@pytest.mark.long
 def test_an_onnx_file_runs_on_the_phone_and_the_laptop_says_what_it_lacks(mixed, tmp_path):
     import warnings
 

@@ -53,6 +53,7 @@ def make_plan_for_training(plan):
     return replace(plan, training=True)
 
 
+@pytest.mark.long
 def test_a_decoder_writes_on_with_sequences_of_any_length(home):
     torch.manual_seed(0)
     net = Decoder(tied=True).eval()

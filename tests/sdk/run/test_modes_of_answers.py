@@ -105,7 +105,7 @@ def test_a_part_in_training_inside_a_module_in_evaluation_answers_so(home, make)
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("make", "what"), REFUSED.values(), ids=REFUSED)
 def test_an_answer_of_several_rows_together_is_refused_by_name(make, what, with_loss):

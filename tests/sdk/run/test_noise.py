@@ -98,7 +98,7 @@ def trained(home, model, data, *stages, seed=5):
     return losses, state
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", NOISY)
 def test_what_is_drawn_does_not_depend_on_the_plan(home, name):
     net, x, y, model = case(name)

@@ -62,7 +62,7 @@ def batch_of(seed, rows=ROWS):
     }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("form", "part"), [("mapping", "loss"), ("tuple", 0)])
 def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, form, part):

@@ -136,6 +136,7 @@ class Holds(nn.Module):
         )
 
 
+@pytest.mark.long
 def test_weights_that_the_loss_holds_too_are_one_and_the_same(home):
     net, _, _, x, y = make()
     loss = Holds(net)
@@ -182,6 +183,7 @@ class Strange(nn.Module):
         return self._modules["é"](x)
 
 
+@pytest.mark.long
 def test_parts_of_any_name_are_told_apart(home, tmp_path):
     torch.manual_seed(0)
     net = Strange()

@@ -94,6 +94,7 @@ def test_with_time_to_spare_the_thrifty_device_does_it_all(home, model, profile,
     run.close()
 
 
+@pytest.mark.long
 def test_too_little_time_is_refused_before_a_step(home, model, profile, alone_s):
     run = home.deploy(plan_of(model, "a"), model, profile=profile).wait()
     with pytest.raises(Infeasible, match=rf"{N_STEPS} steps take .* or more; the deadline is in"):

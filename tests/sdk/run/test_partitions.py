@@ -71,7 +71,7 @@ def test_a_device_that_only_the_notebook_does_not_reach_is_waited_for_a_while(
     assert not history.recoveries
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("device", [A, B, C])
 @pytest.mark.parametrize("after", [50, 70, 90])
@@ -86,6 +86,7 @@ def test_a_device_that_the_notebook_never_reaches_again_is_gone(home, way, devic
     assert device not in run.plan.devices
 
 
+@pytest.mark.long
 def test_both_sides_end_a_session_that_one_of_them_cannot_use(home):
     """The device ends what it held, and may be used again once the way stands."""
     run, lab = deployed(home), memory_of(home)

@@ -50,7 +50,7 @@ def limit(problem, source, target):
     return MEDIUM, min(path.media, key=lambda crossed: media[crossed[0]] / crossed[1])[0]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 def test_a_loaded_device_says_so_where_its_profile_is_no_estimate(probed):
     home, _, slowness, estimated = probed
     memory_of(home).load(B, 100.0)
@@ -72,7 +72,7 @@ def test_a_slow_link_says_so_whatever_was_known_of_it(probed):
         assert each[thing] == pytest.approx(10.0, rel=0.2)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 def test_who_is_gone_says_nothing_and_the_others_do(probed):
     home, problem, slowness, estimated = probed
     memory_of(home).kill(B)

@@ -174,7 +174,7 @@ def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(h
     check_learned(run, history)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recovery", "planner"), [("lightweight", "lightweight replay"), ("heavy", "planned anew")]
 )
@@ -207,6 +207,7 @@ def test_no_other_way_of_recovery_is_taken(home, recovery):
         deployed(home, recovery=recovery)
 
 
+@pytest.mark.long
 def test_on_step_hears_of_every_step_once(home):
     run, steps = deployed(home, protect=5), []
 
@@ -220,6 +221,7 @@ def test_on_step_hears_of_every_step_once(home):
     assert steps == list(enumerate(history.losses, start=1))
 
 
+@pytest.mark.long
 def test_what_becomes_of_the_module_meanwhile_does_not_matter(home):
     """The first snapshot is of the weights as they were sent."""
     run = deployed(home, protect=100)
@@ -235,6 +237,7 @@ def test_what_becomes_of_the_module_meanwhile_does_not_matter(home):
     check_learned(run, history)
 
 
+@pytest.mark.long
 def test_a_device_that_is_lost_while_nothing_goes_on_is_missed_by_nobody(home):
     run = deployed(home, protect=1)
     first = run.fit(make_data("mlp", ROWS)).wait()
@@ -251,7 +254,7 @@ def joined(*histories):
     return History(losses=sum((history.losses for history in histories), ()))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("after", range(4))
 def test_who_asks_for_weights_as_a_fit_ends_takes_no_loss_from_its_history(home, after):
     """Another thread may be the one that recovers."""
@@ -270,6 +273,7 @@ def test_who_asks_for_weights_as_a_fit_ends_takes_no_loss_from_its_history(home,
     check_learned(run, joined(*histories))
 
 
+@pytest.mark.long
 def test_an_answer_of_a_run_in_training_survives_too(home):
     run, (x, _) = deployed(home, protect=1), make_data("mlp", ROWS)
     run.fit(make_data("mlp", ROWS)).wait()
@@ -280,6 +284,7 @@ def test_an_answer_of_a_run_in_training_survives_too(home):
     assert torch.allclose(run(x), before, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_saved_run_is_that_of_now_although_a_device_was_lost(home, tmp_path):
     run = deployed(home, protect=100)
     first = run.fit(make_data("mlp", ROWS)).wait()
@@ -293,6 +298,7 @@ def test_a_saved_run_is_that_of_now_although_a_device_was_lost(home, tmp_path):
     check_learned(resumed, joined(first, second))
 
 
+@pytest.mark.long
 def test_where_nobody_is_left_what_was_learned_can_still_be_saved(home, tmp_path):
     run = deployed(home, protect=2)
 
@@ -313,6 +319,7 @@ def test_where_nobody_is_left_what_was_learned_can_still_be_saved(home, tmp_path
     assert ended.value.device in (A, B, C)
 
 
+@pytest.mark.long
 def test_a_device_that_comes_back_can_be_used_again_by_a_switch(home):
     run = deployed(home, protect=3)
     before = run.plan

@@ -83,7 +83,7 @@ def stages_of(which):
     return [((A,), (MICRO,)), ((B,), (MICRO,))]
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["pipeline", "replicas"])
 @pytest.mark.parametrize("ema", [None, 0.9])
 @pytest.mark.parametrize("change", CHANGES)

@@ -97,6 +97,7 @@ def test_it_measures_what_int8_does_to_training(home):
     assert "gradients differ by" in repr(effect)
 
 
+@pytest.mark.long
 def test_agents_train_with_int8_what_one_machine_trains_with_it(process_home):
     """Packed values and gradients go through real workers and sockets bit by bit, also those that
     are no number as the float32 that they travel as.

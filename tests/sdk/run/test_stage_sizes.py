@@ -174,7 +174,7 @@ def test_replicas_cut_and_join_micro_batches_of_other_sizes(lab, name, kind):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["three sizes", "all at the end"])
 def test_batches_of_any_rows_are_cut_from_the_largest_size_down(lab, name):
     plan, batches = plan_of("cnn", SIZES[name]), batches_of("cnn", [13, 16, 1, 7, 32, 18])
@@ -287,7 +287,7 @@ def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery, profi
         check_learned(run, kind, batches, [(plan, len(batches))], TOLERANCE)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
 def test_masks_are_those_of_the_stages_own_micro_batches_wherever_they_are(lost):
     """And stay so after a loss."""
@@ -313,6 +313,7 @@ def test_masks_are_those_of_the_stages_own_micro_batches_wherever_they_are(lost)
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=tolerance, msg=name)
 
 
+@pytest.mark.long
 def test_after_a_switch_to_other_sizes_no_step_is_computed_again_in_these():
     """A loss takes the training back; batch norm had seen the steps before in other sizes."""
     kind = "normed cnn"
@@ -336,6 +337,7 @@ def test_after_a_switch_to_other_sizes_no_step_is_computed_again_in_these():
         check_learned(run, kind, batches, done, TOLERANCE)
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_the_sizes(lab, tmp_path):
     plan, batches = (
         plan_of("normed cnn", SIZES["three sizes"]),

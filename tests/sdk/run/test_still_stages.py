@@ -162,7 +162,7 @@ def check_equal(run, net, shares=(MICRO,)):
         assert torch.allclose(state[name], tensor, atol=1e-5), name
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NETS)
 def test_losses_weights_and_statistics_are_those_of_one_machine(home, name, shape):

@@ -215,6 +215,7 @@ def test_what_is_asked_while_a_switch_ends_is_answered(lab, model, monkeypatch):
     run.close()
 
 
+@pytest.mark.long
 def test_a_switch_over_shared_stages_loses_nothing(lab):
     model = make_model(norm=False)
     run = lab.deploy(plan_of(model, "abc shared"), model).wait()
@@ -225,6 +226,7 @@ def test_a_switch_over_shared_stages_loses_nothing(lab):
     run.close()
 
 
+@pytest.mark.long
 def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     switching = run.switch(plan_of(model, "abc"))
@@ -259,6 +261,7 @@ def in_the_middle(run, plan):
     return switching, go_on
 
 
+@pytest.mark.long
 def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)

@@ -189,7 +189,7 @@ def test_all_holders_have_the_same_bits(trio):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(s, marks=pytest.mark.long) for s in range(12, 300))]
 )
@@ -240,7 +240,7 @@ def profiled(trio):
     return model, trio.profile(model, rows=(1, 2, 4), repeats=1).wait()
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("clipped", [False, True])
 def test_both_simulators_say_the_same_of_it(profiled, name, clipped):

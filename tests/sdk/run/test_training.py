@@ -318,6 +318,7 @@ def test_the_trace_is_measured_and_in_order(home):
     run.close()
 
 
+@pytest.mark.long
 def test_a_switch_takes_its_turn_while_training_goes_on(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)

@@ -185,6 +185,7 @@ def test_a_torch_optimizer_that_does_not_suit_is_refused_by_name(pair):
     run.close()
 
 
+@pytest.mark.long
 def test_rates_that_a_callback_changes_hold_from_the_next_epoch_on(pair):
     """As ReduceLROnPlateau is used, or a rate is set by hand."""
     net = make_net()
@@ -454,7 +455,7 @@ def unknown_orders():
 UNKNOWN = dict(unknown_orders())
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("loader", UNKNOWN.values(), ids=UNKNOWN)
 def test_an_order_that_would_be_another_is_refused_before_anything_is_trained(
     pair, tmp_path, loader
@@ -555,6 +556,7 @@ def test_batches_that_are_made_in_the_same_memory_are_each_their_own(pair, accum
     assert losses[0] == losses[1]
 
 
+@pytest.mark.long
 def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
     options = {"epochs": 4, "optimizer": potluck.SGD(0.1)}
     uninterrupted = deployed(pair)
@@ -643,7 +645,7 @@ def test_an_order_that_nobody_knows_again_is_refused(pair, tmp_path):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("every", ["step", "epoch"])
 def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
     def options(net):

@@ -185,7 +185,7 @@ def test_what_is_marked_as_trainable_is_what_torch_gives_a_gradient(seed):
     assert marked == {name for name, weight in net.named_parameters() if weight.grad is not None}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_who_takes_over_a_stage_leaves_them_alone_too(three, optimizer):
     """A stage of two replicas goes over to others, who follow it by copies of its gradients."""

@@ -206,7 +206,7 @@ def test_gradients_are_limited_over_all_devices(trio, plan, limits):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rates_follow_a_schedule(trio, schedule):
     for maker in ("nesterov", "adamw groups"):
@@ -231,7 +231,7 @@ def drawn(rng):
     }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [*range(16), *(pytest.param(s, marks=pytest.mark.long) for s in range(16, 400))]
 )

@@ -85,7 +85,7 @@ def test_two_parts_change_no_bit(trio, pattern, schedule, again):
     assert parts == reference
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-2p", "zb-compact"])
 def test_losses_are_those_of_one_machine(trio, schedule):
     net = plain()
@@ -105,6 +105,7 @@ def test_losses_are_those_of_one_machine(trio, schedule):
     assert state == {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
 
 
+@pytest.mark.long
 def test_a_plan_brings_its_schedule_and_a_run_takes_that_of_the_next(trio):
     model = model_of(plain())
     plan = replace(plan_of(model, "pipeline"), schedule="zb-h1")
@@ -121,6 +122,7 @@ def test_a_plan_brings_its_schedule_and_a_run_takes_that_of_the_next(trio):
     run.close()
 
 
+@pytest.mark.long
 def test_limited_gradients_are_those_of_whole_backwards(trio):
     model = model_of(plain())
     plan, seen = plan_of(model, "pipeline"), []

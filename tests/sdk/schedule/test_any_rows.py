@@ -93,6 +93,7 @@ def divided(plan, segments, rows, policy=None):
     return division, make_schedule(as_divided(plan, division))
 
 
+@pytest.mark.long
 @settings(max_examples=min(settings().max_examples, 150), deadline=None)
 @given(
     split=st.one_of(splits(8), splits(2, 4, 8, 16)),
@@ -412,6 +413,7 @@ def test_a_step_on_any_rows_is_that_of_one_machine(models, micro_batch, rows, no
                     torch.testing.assert_close(segment.read(name), state[name], **tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 2])
 def test_one_row_is_refused_by_the_name_of_the_batch_norm(models, rows):
     _, model = models[True, "mean"]

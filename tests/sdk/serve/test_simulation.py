@@ -101,7 +101,7 @@ def test_every_request_is_satisfied_late_or_refused(name, printed):
     assert scheme.differs
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", ["mixed", "frequency, several processors"])
 def test_the_same_case_has_the_same_outcome(workload):
     case = SweepCase(workload=workload, n_servers=2, n_processors=4, duration_s=5.0)

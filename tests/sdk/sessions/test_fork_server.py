@@ -34,6 +34,7 @@ def test_closed_it_leaves_no_process_and_no_file(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_homes_that_are_made_at_the_same_time_await_the_same_server():
     server = ForkServer()
     try:

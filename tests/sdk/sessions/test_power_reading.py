@@ -54,6 +54,7 @@ def readings(*names, wishes=None):
     return Readings(wishes or Wishes(), lambda: dict.fromkeys(names or ("a", "b")))
 
 
+@pytest.mark.long
 @given(sent=st.lists(TOLD, max_size=20))
 def test_whatever_a_device_tells_energy_never_falls_and_is_never_absurd(sent):
     home = readings("a")

@@ -38,7 +38,7 @@ def random_home(rng, branches):
     return replace(problem, layers=tuple(layers))
 
 
-@pytest.mark.few(18)
+@pytest.mark.long
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_the_simulated_peak_is_between_the_closed_forms(seed, branches):

@@ -64,7 +64,7 @@ def devices_of(tensors):
     return {tensor.device.type for tensor in tensors}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_that_a_segment_makes_is_on_its_device(name, optimizer):

@@ -74,6 +74,7 @@ def test_a_click_shows_another_plan_and_its_step(planned, observer):
     assert {name for name in shown if "layers" in shown[name]} == set(other.devices)
 
 
+@pytest.mark.long
 def test_slower_air_and_absent_devices_are_planned_for(observer):
     click = {"ask": "imagine", "media": {"air": 2e6}, "without": ["laptop-2"], "added": []}
     observer.clicked(click)

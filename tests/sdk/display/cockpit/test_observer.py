@@ -94,6 +94,7 @@ def by_hand(plan, n_layers, *names):
     )
 
 
+@pytest.mark.long
 def test_a_page_sees_the_home_before_anything_runs(watched, page):
     page.until(lambda p: len(p.sections.get("devices", {})) == 3)
     assert page.sections["run"] == {}
@@ -128,6 +129,7 @@ def test_a_click_switches_a_run_that_trains_and_losses_stay_what_they_are(watche
     run.close()
 
 
+@pytest.mark.long
 def test_a_slider_plans_again_in_the_background(watched, page):
     home, model, plans = watched
     run = home.deploy(plans.best, model).wait()

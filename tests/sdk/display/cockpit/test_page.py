@@ -296,7 +296,7 @@ def lines_that_stick_out(page):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 400, 320])
 def test_long_and_foreign_names_stay_inside(opened, played, width):

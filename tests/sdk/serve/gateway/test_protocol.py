@@ -104,6 +104,7 @@ def check_spoiled(n_cases, seed):
     assert 0.2 * n_cases < n_read < 0.9 * n_cases
 
 
+@pytest.mark.long
 def test_a_spoiled_request_is_read_or_refused_by_its_field(record_property):
     record_property("inputs", 4_000)
     check_spoiled(4_000, 0)

@@ -80,6 +80,7 @@ def test_agents_are_killed_one_after_the_other_and_each_request_ends_once(model,
         assert stats.n_answered >= 39 * ROUNDS
 
 
+@pytest.mark.long
 def test_nobody_is_left_and_somebody_comes_back(model, net):
     with memory_home(1) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()

@@ -42,6 +42,7 @@ def test_it_runs_on_several_devices_and_answers_as_one_machine(wide):
         assert set(service.stats.by_device) == {"a", "b"}
 
 
+@pytest.mark.long
 def test_a_small_service_runs_beside_it(wide, model, net):
     with home_of(a=FEW, b=FEW) as home:
         large = home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()
@@ -52,6 +53,7 @@ def test_a_small_service_runs_beside_it(wide, model, net):
         assert all(future.result().shape == (1, WIDTH) for future in futures)
 
 
+@pytest.mark.long
 def test_when_one_of_them_goes_the_others_share_it(wide):
     net, model = wide
     with home_of(a=FEW, b=FEW, c=FEW) as home:
@@ -100,6 +102,7 @@ def test_when_too_few_are_left_it_is_refused_until_a_device_can_hold_it(wide):
         assert settled([service.ask(x)], net, x) == 1
 
 
+@pytest.mark.long
 def test_all_of_them_have_too_little_room_says_so(wide):
     with home_of(a="14 MiB", b="14 MiB") as home:
         with pytest.raises(PotluckError, match=r"may use 14\.7 MB"):

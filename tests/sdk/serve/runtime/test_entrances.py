@@ -38,6 +38,7 @@ def test_every_device_that_has_it_answers_as_one_machine(birds, net):
         assert len(answer.hops_s) == len(answer.path)
 
 
+@pytest.mark.long
 def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
     xs = [torch.randn(1, 8) for _ in range(60)]
     entrance = birds.at("local-1")
@@ -101,6 +102,7 @@ def test_an_entrance_takes_a_row_at_a_time(birds):
         birds.at("local-1").ask(torch.randn(2, 8))
 
 
+@pytest.mark.long
 def test_who_has_it_not_is_no_entrance(birds):
     with pytest.raises(NotServed, match="no entrance"):
         birds.at("nobody")

@@ -87,6 +87,7 @@ def test_several_services_run_side_by_side(own_home, model, net):
     assert not own_home.services
 
 
+@pytest.mark.long
 def test_a_stream_is_answered_in_order(own_home, model, net):
     x = torch.randn(60, 8)
     slo = potluck.Frequency(fps=2, tolerance_s=LONG_S)
@@ -134,6 +135,7 @@ def test_what_cannot_be_answered_in_time_is_refused_at_once(birds):
     assert birds.stats.n_refused == 1
 
 
+@pytest.mark.long
 def test_a_full_queue_refuses_at_once_and_every_request_ends_once(own_home, model, net):
     slo = potluck.Latency(LONG_S)
     with own_home.serve(model, "birds", slo=slo, max_queue=4).wait() as service:
@@ -152,6 +154,7 @@ def test_a_full_queue_refuses_at_once_and_every_request_ends_once(own_home, mode
         assert stats.n_under_way == 0
 
 
+@pytest.mark.long
 def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
     table = torch.nn.Embedding(4, 3)
 
@@ -223,6 +226,7 @@ def test_a_service_that_is_closed_refuses(own_home, model):
         service(torch.zeros(1, 8))
 
 
+@pytest.mark.long
 def test_only_a_frequency_service_takes_streams(birds):
     with pytest.raises(UserError, match="single requests"):
         birds.stream([torch.zeros(1, 8)])

@@ -1,0 +1,62 @@
+"""A user's module, and with its loss one, called with all tensors by place: what is exported."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from potluck.graph.loss.batch_reductions import WrittenOutLosses
+from potluck.graph.torch.own_loss import OwnLoss, names_of
+
+
+class ModuleWithLoss(torch.nn.Module):
+    """The model and its loss as one module."""
+
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        loss: Callable[..., torch.Tensor] | OwnLoss,
+        n_inputs: int,
+        keywords: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.loss = loss
+        self._n_inputs = n_inputs
+        self._keywords = tuple(keywords)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Its loss, of inputs and targets in their order."""
+        with WrittenOutLosses():
+            if isinstance(self.loss, OwnLoss):
+                names = names_of(self.loss, self._n_inputs, self._keywords)
+                return _one_number(self.loss.of(_called(self.net, tensors, names)))
+            answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
+            return _one_number(self.loss(answer, *tensors[self._n_inputs :]))
+
+
+def _one_number(loss: Any) -> Any:
+    """A loss of one element without its dimensions, with which `backward` takes it, too."""
+    sizes = loss.shape if isinstance(loss, torch.Tensor) else ()
+    is_one = bool(sizes) and all(isinstance(size, int) and size == 1 for size in sizes)
+    return loss.reshape(()) if is_one else loss
+
+
+class ModuleAlone(torch.nn.Module):
+    """The model, called as `ModuleWithLoss` calls it, so that names come out alike."""
+
+    def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
+        super().__init__()
+        self.net, self._keywords = net, tuple(keywords)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Its answer, of inputs in their order."""
+        return _called(self.net, tensors, self._keywords)
+
+
+def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
+    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it
+    goes by place.
+    """
+    named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
+    return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
