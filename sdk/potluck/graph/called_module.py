@@ -10,7 +10,19 @@ from potluck.graph.torch.own_loss import OwnLoss, names_of
 
 
 class ModuleWithLoss(torch.nn.Module):
-    """The model and its loss as one module."""
+    """The model and its loss as one module.
+
+    Parameters
+    ----------
+    net
+        The model.
+    loss
+        Of its answer and the targets, or of all it is called with.
+    n_inputs
+        How many of the tensors are inputs; targets follow.
+    keywords
+        The name that each input goes by, empty where it goes by place.
+    """
 
     def __init__(
         self,
@@ -26,7 +38,13 @@ class ModuleWithLoss(torch.nn.Module):
         self._keywords = tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Its loss, of inputs and targets in their order."""
+        """Its loss.
+
+        Parameters
+        ----------
+        tensors
+            Inputs and targets in their order.
+        """
         with WrittenOutLosses():
             if isinstance(self.loss, OwnLoss):
                 names = names_of(self.loss, self._n_inputs, self._keywords)
@@ -43,14 +61,28 @@ def _one_number(loss: Any) -> Any:
 
 
 class ModuleAlone(torch.nn.Module):
-    """The model, called as `ModuleWithLoss` calls it, so that names come out alike."""
+    """The model, called as `ModuleWithLoss` calls it, so that names come out alike.
+
+    Parameters
+    ----------
+    net
+        The model.
+    keywords
+        The name that each input goes by, empty where it goes by place.
+    """
 
     def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
         super().__init__()
         self.net, self._keywords = net, tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Its answer, of inputs in their order."""
+        """Its answer.
+
+        Parameters
+        ----------
+        tensors
+            Inputs in their order.
+        """
         return _called(self.net, tensors, self._keywords)
 
 
