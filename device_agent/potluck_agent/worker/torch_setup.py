@@ -25,7 +25,7 @@ class _Nothing:
 
 
 # module -> what of it is used where all sizes are plain integers
-_STAND_INS: dict[str, dict[str, Any]] = {
+STAND_INS: dict[str, dict[str, Any]] = {
     _COMPILER: {"disable": lambda function, *_, **__: function, "graph_break": lambda *_: None},
     _SYMBOLS: {
         **dict.fromkeys(
@@ -78,10 +78,10 @@ def _without_compiler() -> list[str]:
     backward and its shapes of meta tensors load symbolic shapes, and sympy, only to compare two
     sizes: 1.4 s.
     """
-    stood_in = [name for name in _STAND_INS if name not in sys.modules]
+    stood_in = [name for name in STAND_INS if name not in sys.modules]
     for name in stood_in:
         module = types.ModuleType(name)
-        module.__dict__.update(_STAND_INS[name])
+        module.__dict__.update(STAND_INS[name])
         sys.modules[name] = module
     if _COMPILER in stood_in:
         torch._dynamo = sys.modules[_COMPILER]

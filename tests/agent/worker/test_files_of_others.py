@@ -181,7 +181,7 @@ nowhere = sandbox.nowhere()
 ours, theirs = socket.socketpair()
 sandbox.isolate(ours)
 from potluck_agent.worker import torch_setup
-torch_setup._STAND_INS["torch.fx.experimental.symbolic_shapes"].clear()
+torch_setup.STAND_INS["torch.fx.experimental.symbolic_shapes"].clear()
 torch_setup.prepare(1)
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # torch 2.11 makes it when its compiler is loaded

@@ -295,6 +295,6 @@ def test_nobody_waits_for_an_answer_of_a_link_that_is_closed(monkeypatch, is_lat
             link.close()
         return answer.result(PATIENCE_S)
 
-    with pytest.raises(HomeError, match="this home is closed|nobody answers"):
+    with pytest.raises(HomeError, match=r"this home is closed|nobody answers"):
         answered()
     assert link.n_unanswered == 0
