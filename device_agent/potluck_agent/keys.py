@@ -147,11 +147,11 @@ def forget_peer(state: Path, name: str) -> tuple[TrustedPeer, ...]:
     """Trust that peer no longer; an error where nobody has this name."""
     with _alone(state):
         peers = load_peers(state)
-        left = tuple(peer for peer in peers if peer.name != name)
-        if len(left) == len(peers):
+        remaining = tuple(peer for peer in peers if peer.name != name)
+        if len(remaining) == len(peers):
             known = ", ".join(peer.name for peer in peers) or "nobody"
             raise AgentError(f"no peer is called {name}; this device trusts {known}.")
-        return _write_peers(state, left)
+        return _write_peers(state, remaining)
 
 
 @contextmanager

@@ -217,8 +217,8 @@ def is_route(path: Sequence[str], first: str, before: Sequence[str] = ()) -> boo
     before
         Who had it by then, in order.
     """
-    whole = (*before, *path)
-    is_short = len({*whole}) == len(whole) <= 1 + MAX_OFFLOADS
+    route = (*before, *path)
+    is_short = len({*route}) == len(route) <= 1 + MAX_OFFLOADS
     return tuple(path[:1]) == (first,) and is_short and all(map(is_device_name, path))
 
 

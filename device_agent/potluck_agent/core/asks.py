@@ -128,7 +128,7 @@ class AskExchange:
     ) -> None:
         """What a notebook lets others ask for; what it does not any more ends."""
         grants = own.grants.services
-        for name in [n for n, each in grants.items() if each.said.run not in own.plans.runs]:
+        for name in [n for n, each in grants.items() if each.message.run not in own.plans.runs]:
             del grants[name]
         if not message.run:
             grants.pop(message.service, None)
@@ -159,7 +159,7 @@ class AskExchange:
 
     def _may_go_on(self, own: Workspace, each: AskUnderWay, now_s: float) -> bool:
         grant = own.grants.services.get(each.request.service)
-        if grant is None or grant.said.run != each.name.run:
+        if grant is None or grant.message.run != each.name.run:
             return False
         asks = grant.peer(each.asker_name, now_s)
         hands = grant.peer(each.to_name, now_s)
@@ -199,7 +199,7 @@ class AskExchange:
         request = DeviceRequest(
             service=ask.service,
             arrived_s=now_s,
-            deadline_s=now_s + min(ask.left_s, grant.said.limit_s),
+            deadline_s=now_s + min(ask.left_s, grant.message.limit_s),
             path=(*ask.path, self._name),
         )
         decision = decide(
@@ -255,8 +255,8 @@ class AskExchange:
 
     def _check_room(self, own: Workspace, grant: ServiceGrant) -> None:
         """`Unwanted` where nothing more is begun."""
-        run = own.plans.runs.get(grant.said.run)
-        if run is None or grant.said.epoch not in run.epochs:
+        run = own.plans.runs.get(grant.message.run)
+        if run is None or grant.message.epoch not in run.epochs:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, "its model is not loaded any more")
         if why := self._departure.reason:
             raise Unwanted(RefusalCode.LEAVING, f"it wants to leave: {why}")
@@ -272,11 +272,11 @@ class AskExchange:
         if own.worker.state != READY:
             return []
         n_runs = self._n_before(own, grant) + 1
-        return [LocalOption(Way.ALONE, now_s + n_runs * grant.said.run_s)]
+        return [LocalOption(Way.ALONE, now_s + n_runs * grant.message.run_s)]
 
     def _n_before(self, own: Workspace, grant: ServiceGrant) -> int:
         """Executions of its run that are under way on this device's worker."""
-        return own.work.n_under_way(grant.said.run, but=HAND_ON)
+        return own.work.n_under_way(grant.message.run, but=HAND_ON)
 
     def _candidates(
         self, own: Workspace, grant: ServiceGrant, asker: str, now_s: float
@@ -314,8 +314,9 @@ class AskExchange:
     ) -> None:
         """Have it computed here, or by `to_name`."""
         self._n_numbers += 1
-        number, said = self._n_numbers, grant.said
-        name = Name(said.run, said.epoch, HAND_ON if to_name else said.program, ASKED_STEP + number)
+        number, service = self._n_numbers, grant.message.service
+        program = HAND_ON if to_name else grant.message.program
+        name = Name(grant.message.run, grant.message.epoch, program, ASKED_STEP + number)
         each = AskUnderWay(asker=asker, asker_name=asker_name, request=request, name=name)
         peers = {HOME: Correspondent(asker[0], ANSWER, asker[1])}
         layout = grant.layout
@@ -326,7 +327,7 @@ class AskExchange:
             self._handed_on[each.to] = each
             grant.peers[to_name].n_sent += 1
             left_s = request.deadline_s - now_s
-            ask = Ask(number=number, service=said.service, left_s=left_s, path=request.path)
+            ask = Ask(number=number, service=service, left_s=left_s, path=request.path)
             self._out.send(each.to[0], ask)
         self._asked[asker] = each
         own.work.begin_asked(name, layout, peers, partial(self._ended, each), now_s)

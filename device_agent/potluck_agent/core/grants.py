@@ -63,7 +63,7 @@ class PeerGrant:
 class ServiceGrant:
     """One service on this device, in one of its runs."""
 
-    said: GrantService
+    message: GrantService
     layout: DependencyGraph
     inputs: dict[str, Type]
     outputs: tuple[str, ...]
@@ -88,13 +88,13 @@ class ServiceGrant:
         """How it stands: idle goodput is what was not used in the last interval (EPARA, eq. 1), by
         whatever its worker did.
         """
-        capacity = 1 / self.said.run_s
+        capacity = 1 / self.message.run_s
         return Standing(
-            service=self.said.service,
+            service=self.message.service,
             capacity_per_s=capacity,
             idle_per_s=capacity * (1 - self.busy_frac),
-            queue_s=n_before * self.said.run_s,
-            run_s=self.said.run_s,
+            queue_s=n_before * self.message.run_s,
+            run_s=self.message.run_s,
         )
 
     def count(self, now_s: float, computed_s: float) -> bool:
@@ -117,26 +117,26 @@ class GrantTable:
 
     def put(
         self,
-        said: GrantService,
+        message: GrantService,
         document: Buffer,
         layout: DependencyGraph,
         computed_s: float,
         now_s: float,
     ) -> None:
         """Put this in the place of what was granted before. WireError where it does not hold."""
-        if not is_identifier(said.service):
+        if not is_identifier(message.service):
             raise WireError(WireCode.DOCUMENT, "the service's name is not an identifier")
-        if len(self.services) >= MAX_GRANTS and said.service not in self.services:
+        if len(self.services) >= MAX_GRANTS and message.service not in self.services:
             raise WireError(WireCode.SIZE, f"{MAX_GRANTS} services are granted already")
         read = parse(document, "the grant", _GRANT)
         inputs = {row["name"]: (row["dtype"], row["shape"]) for row in read["inputs"]}
         names = [row["name"] for row in read["peers"]]
         if len(inputs) < len(read["inputs"]) or len({*names}) < len(names):
             raise WireError(WireCode.DOCUMENT, "two inputs or two members have one name")
-        if not MIN_RUN_S <= said.run_s <= said.limit_s <= MAX_LIMIT_S or said.lasts_s < 0:
+        if not MIN_RUN_S <= message.run_s <= message.limit_s <= MAX_LIMIT_S or message.lasts_s < 0:
             text = f"{MIN_RUN_S} <= run_s <= limit_s <= {MAX_LIMIT_S:.0f} and lasts_s >= 0 expected"
             raise WireError(WireCode.DOCUMENT, text)
-        before = self.services.get(said.service)
+        before = self.services.get(message.service)
         peers = {
             row["name"]: PeerGrant(
                 row["asks_per_s"], row["hands_on"], left=max(1.0, row["asks_per_s"])
@@ -147,13 +147,13 @@ class GrantTable:
             if before is not None and (known := before.peers.get(name)) is not None:
                 peer.left, peer.counted_s = known.left, known.counted_s
                 peer.heard, peer.heard_s = known.heard, known.heard_s
-        self.services[said.service] = ServiceGrant(
-            said=said,
+        self.services[message.service] = ServiceGrant(
+            message=message,
             layout=layout,
             inputs=inputs,
             outputs=_outputs(layout, inputs.keys()),
             peers=peers,
-            until_s=now_s + said.lasts_s if said.lasts_s else float("inf"),
+            until_s=now_s + message.lasts_s if message.lasts_s else float("inf"),
             computed_s=computed_s,
             stated_s=now_s,
         )

@@ -316,7 +316,7 @@ class Core:
             session.hello = None
             welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
             self._out.send(key, welcome, (dump(self._stated()),))
-            session.told = None
+            session.available = None
             self._workspaces.tell_what_is_left(key, session)
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:

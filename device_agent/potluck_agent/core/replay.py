@@ -48,8 +48,8 @@ class Replayed:
 
 def replay(entries: Iterable[Entry]) -> Iterator[Replayed]:
     """Play them in order; RecordingError where they do not begin with the settings of a core."""
-    left = iter(entries)
-    began = next(left, None)
+    remaining = iter(entries)
+    began = next(remaining, None)
     if not isinstance(began, Began):
         raise RecordingError("it does not begin with the settings of an agent")
     try:
@@ -61,7 +61,7 @@ def replay(entries: Iterable[Entry]) -> Iterator[Replayed]:
         raise RecordingError(f"its settings are those of another version ({error})") from error
     yield Replayed(at_s=0.0, entry=began, replayed=(), recorded=None)
     pending: Entry | None = None
-    for entry in left:
+    for entry in remaining:
         if isinstance(entry, Answered):
             if pending is None:
                 raise RecordingError("it has answers to nothing")

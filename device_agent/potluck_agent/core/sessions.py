@@ -15,7 +15,7 @@ class NotebookSession:
     heard_s: float
     hello: Hello | None
     members: dict[str, PeerDevice] = field(default_factory=dict)
-    told: Available | None = None  # what others leave, as it heard last
+    available: Available | None = None  # what others leave, as it heard last
 
 
 def state_of(session: NotebookSession | None) -> SessionState:

@@ -276,10 +276,10 @@ class Workspaces:
         """What other notebooks have here leaves less: said where that has changed."""
         if session.hello is not None or self._out.versions.get(key, VERSION) < SHARING:
             return
-        left = self._left_for(key)
-        if left != (session.told or Available(memory_bytes=self._settings.memory_bytes)):
-            session.told = left
-            self._out.send(key, left)
+        available = self._left_for(key)
+        if available != (session.available or Available(memory_bytes=self._settings.memory_bytes)):
+            session.available = available
+            self._out.send(key, available)
 
     def _left_for(self, key: str) -> Available:
         """What the others leave for this notebook; how much, to a part that is worth telling."""

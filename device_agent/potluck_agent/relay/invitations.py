@@ -121,11 +121,11 @@ def remove(state: Path, name: str) -> None:
     """Serve this device no longer; AgentError where none is called so."""
     with alone(state / _LOCK, PATIENCE_S):
         known = devices(state)
-        left = tuple(one for one in known if one.name != name)
-        if len(left) == len(known):
+        remaining = tuple(one for one in known if one.name != name)
+        if len(remaining) == len(known):
             names = ", ".join(one.name for one in known) or "nobody"
             raise AgentError(f"no device is called {name}; this relay serves {names}.")
-        _write(state, left)
+        _write(state, remaining)
 
 
 def _write(state: Path, found: tuple[RelayDevice, ...]) -> None:

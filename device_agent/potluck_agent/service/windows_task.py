@@ -41,10 +41,10 @@ def task(service: AgentService) -> bytes:
     """
     program, *arguments = service.command
     trigger = "BootTrigger" if service.is_system else "LogonTrigger"
-    whom = {} if service.is_system else {"UserId": service.user}
+    user = {} if service.is_system else {"UserId": service.user}
     tree = {
         "RegistrationInfo": {"Description": "This device takes part in a home"},
-        "Triggers": {trigger: {"Enabled": "true", **whom}},
+        "Triggers": {trigger: {"Enabled": "true", **user}},
         "Principals": {
             "Principal": {
                 "UserId": service.user,

@@ -34,8 +34,8 @@ def packed(values: torch.Tensor, n_leading: int) -> torch.Tensor:
         raise ValueError(f"blocks without an entry are not packed; got {list(values.shape)}")
     scale = flat.abs().amax(-1, keepdim=True).div(STEPS).clamp_min(LEAST)
     steps = (flat / scale).round().to(torch.int8)
-    whole = torch.nn.functional.pad(steps, (0, -flat.shape[-1] % _PER_ITEM)).contiguous()
-    return torch.cat((whole.view(torch.float32), scale), -1)
+    padded = torch.nn.functional.pad(steps, (0, -flat.shape[-1] % _PER_ITEM)).contiguous()
+    return torch.cat((padded.view(torch.float32), scale), -1)
 
 
 def unpacked(items: torch.Tensor, block: Sequence[int]) -> torch.Tensor:

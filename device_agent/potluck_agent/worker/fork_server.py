@@ -126,24 +126,31 @@ class _Server:
         data, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, N_FDS)
         try:
             request = _request(data)
-            if _has_loaded(request) and len(fds) == N_FDS:
-                with suppress(OSError):  # too many processes, or descriptors
-                    pid, end = _fork(fds, request.get("affinity", []))
-                    worker = _Worker(pid, request.get("agent", 0), connection)
-                    self._workers[fd] = self._ends[end] = worker
-                    self._poller.register(end, select.POLLIN)
-                    _say(connection, pid)
-                    return
-                _say(connection, 0)
-            elif "workers_of" in request:
-                of = request["workers_of"]
-                _say(connection, [each.pid for each in self._ends.values() if each.agent == of])
+            if "workers_of" in request:
+                agent = request["workers_of"]
+                _send(connection, [each.pid for each in self._ends.values() if each.agent == agent])
             else:
-                _say(connection, 0)
+                _send(connection, self._started(fd, connection, request, fds))
         finally:
             for taken in fds:
                 os.close(taken)
-        self._drop(fd, connection)
+        if fd not in self._workers:
+            self._drop(fd, connection)
+
+    def _started(
+        self, fd: int, connection: socket.socket, request: dict[str, Any], fds: list[int]
+    ) -> int:
+        """The process of a new worker; 0 where it cannot be one of this server's."""
+        if not _has_loaded(request) or len(fds) != N_FDS:
+            return 0
+        try:
+            pid, end = _fork(fds, request.get("affinity", []))
+        except OSError:  # too many processes, or descriptors
+            return 0
+        worker = _Worker(pid, request.get("agent", 0), connection)
+        self._workers[fd] = self._ends[end] = worker
+        self._poller.register(end, select.POLLIN)
+        return pid
 
     def _report(self, end: int) -> None:
         """A worker has ended: tell its agent how."""
@@ -151,7 +158,7 @@ class _Server:
         self._poller.unregister(end)
         os.close(end)
         _, status = os.waitpid(worker.pid, 0)
-        _say(worker.connection, os.waitstatus_to_exitcode(status))
+        _send(worker.connection, os.waitstatus_to_exitcode(status))
         fd = worker.connection.fileno()
         del self._workers[fd]
         self._drop(fd, worker.connection)
@@ -176,9 +183,9 @@ def _has_loaded(request: dict[str, Any]) -> bool:
     return request.items() >= same.items()
 
 
-def _say(connection: socket.socket, what: Any) -> None:
+def _send(connection: socket.socket, answer: Any) -> None:
     with suppress(OSError):  # it is gone, which its descriptor will show
-        connection.send(json.dumps(what).encode())
+        connection.send(json.dumps(answer).encode())
 
 
 def _fork(fds: list[int], affinity: list[int]) -> tuple[int, int]:

@@ -272,7 +272,7 @@ def start(
     uses = (provider, device)
     sizes = inbound_bytes, outbound_bytes
     # the server has loaded all backends that are installed, and no accelerator's
-    if fork_server is not None and not backends and not any(uses) and sys.platform == "linux":
+    if fork_server is not None and not backends and not any(uses):
         with contextlib.suppress(OSError):
             return _started(configure, threads, uses, *sizes, fork_server)
     return _started(configure, threads, uses, *sizes)
@@ -322,11 +322,14 @@ def _started(
 def _forked(
     path: Path, threads: int, theirs: socket.socket, inbound: Arena, outbound: Arena
 ) -> ForkedWorker:
+    """OSError where nobody forks workers, or not such a one."""
+    if sys.platform != "linux":
+        raise OSError("only Linux has fork servers")
     request = {
         "agent": os.getpid(),
         "command": worker_command(),
         "environment": worker_environment(threads),
-        "affinity": sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [],
+        "affinity": sorted(os.sched_getaffinity(0)),
     }
     return ForkedWorker(path, request, [theirs.fileno(), *inbound.fds, *outbound.fds])
 

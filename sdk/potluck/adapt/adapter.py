@@ -185,8 +185,8 @@ class Adapter:
         saved_frac = 1 - after_s / before_s
         self._ordered = self.known
         change_frac, thing = self.known.change(self._planned)
-        left = self._left(look)
-        pays = saved_frac >= ORDER_WORTH_FRAC and saved_frac * left >= ORDER_STEPS
+        n_left = self._left(look)
+        pays = saved_frac >= ORDER_WORTH_FRAC and saved_frac * n_left >= ORDER_STEPS
         return Decision(
             step=look.step,
             action=ORDER if pays else STAY,
@@ -195,7 +195,7 @@ class Adapter:
             cost_s=ORDER_STEPS * look.step_s,
             words=f"{self._noun} {look.step}: {self._changed(thing)}; another order of the "
             f"transfers saves {units.percent(saved_frac)} of a {self._noun}, "
-            f"{units.number(left, self._noun)} to go: "
+            f"{units.number(n_left, self._noun)} to go: "
             f"{'they are ordered anew' if pays else 'the order stays'}.",
         )
 
@@ -231,7 +231,7 @@ class Adapter:
                 "so this one stays.",
             )
         self._looks += 1
-        left = self._left(look)
+        n_left = self._left(look)
         since = look.step - (look.step if self._since is None else self._since)
         cost_s = self.cost.seconds(plan, best, problem, look.step_s)
         saved_s = saved_frac * look.step_s
@@ -240,14 +240,16 @@ class Adapter:
             f"{units.percent(saved_frac)} of {_what(problem, self._noun)}, a switch costs about "
             f"{units.duration(cost_s)}"
         )
-        if saved_s * left < cost_s:
+        if saved_s * n_left < cost_s:
             self.settle()
-            action, why = STAY, f"{units.number(left, self._noun)} to go do not pay for it"
+            action, why = STAY, f"{units.number(n_left, self._noun)} to go do not pay for it"
         elif saved_s * since < cost_s or not self._is_sure(saved_frac, since * look.step_s):
             action, why = WAIT, "it has not lasted long enough to pay for it yet"
         else:
             action = SWITCH
-            why = f"{units.number(left, self._noun)} to go save {units.duration(saved_s * left)}"
+            why = (
+                f"{units.number(n_left, self._noun)} to go save {units.duration(saved_s * n_left)}"
+            )
         return Decision(
             step=look.step,
             action=action,

@@ -23,7 +23,7 @@ SOONEST = "soonest"
 POLICIES = {SOONEST: "", "lightweight": LIGHTWEIGHT, "heavy": HEAVY}
 
 
-def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> Plan | None:
+def replayed(plan: Plan, survivors: Collection[str], layer_flop: Sequence[float]) -> Plan | None:
     """The same pipeline without those that are gone: only its cut points and shares move.
 
     A stage that has lost all its devices is given to its neighbours. Layers are shared out by flop
@@ -34,7 +34,7 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
     ----------
     plan
         Before the loss.
-    left
+    survivors
         The devices that are still there.
     layer_flop
         Of each layer, forward and backward.
@@ -57,7 +57,7 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
             members := [
                 (device, share)
                 for device, share in zip(stage.devices, stage.shares, strict=True)
-                if device in left
+                if device in survivors
             ]
         )
     ]
@@ -117,7 +117,7 @@ def _bounds(layer_flop: Sequence[float], capacities: Sequence[float]) -> list[in
 
 def plans_after(
     plan: Plan,
-    left: Collection[str],
+    survivors: Collection[str],
     layer_flop: Sequence[float],
     problem: Problem | None,
     *,
@@ -140,7 +140,7 @@ def plans_after(
     ----------
     plan
         Before the loss.
-    left
+    survivors
         The devices that are still there, also idle ones.
     layer_flop
         Of each layer, forward and backward.
@@ -157,12 +157,12 @@ def plans_after(
     clock, budget_s
         As for `make_plans`.
     """
-    if set(plan.devices) <= set(left):
+    if set(plan.devices) <= set(survivors):
         return [plan]
-    light = replayed(plan, left, layer_flop)
+    light = replayed(plan, survivors, layer_flop)
     layers = layers or (problem.layers if problem is not None else ())
     if problem is None:
-        found = [light] if light is not None else [alone(plan, device) for device in left]
+        found = [light] if light is not None else [alone(plan, device) for device in survivors]
         return [_with_sizes_of(plan, other, layers) for other in found]
     for wanted in _ever_wider(problem):
         found = []

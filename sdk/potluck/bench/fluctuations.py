@@ -368,7 +368,7 @@ class _AdapterWay:
 
 
 def _look(
-    evening: Evening, plan: Plan, adapter: Adapter, number: int, step: int, left: int
+    evening: Evening, plan: Plan, adapter: Adapter, number: int, step: int, n_left: int
 ) -> StepsSeen:
     """What some steps of a plan show: its devices and the media between them, with noise."""
 
@@ -391,5 +391,5 @@ def _look(
         step_s=(evening.judged(plan, number).latency_s or 0.0) * noisy(),
         predicted_s=predicted.latency_s or 0.0,
         ratios={t: true.of(t) / adapter.known.of(t) * noisy() for t in things},
-        steps_left=left,
+        steps_left=n_left,
     )

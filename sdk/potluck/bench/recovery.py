@@ -192,9 +192,9 @@ class RecoveryCase:
             gathered_s = elapsed_s(lambda: running.save(path))
             running.close()
             names = [device.name for device in self.problem.devices]
-            left = [name for name in names if name != self.plan.devices[-1]]
+            survivors = [name for name in names if name != self.plan.devices[-1]]
             begun_s = time.perf_counter()
-            plan = make_plans(only(self.problem, left)).best
+            plan = make_plans(only(self.problem, survivors)).best
             planned_s = time.perf_counter() - begun_s
             begun_s = time.perf_counter()
             again = self.deploy(plan, resume=path)

@@ -389,7 +389,7 @@ class Coordinator:
         if training is not None and training.job == job:
             training.give_up()
 
-    def left(self, job: str) -> None:
+    def on_leave(self, job: str) -> None:
         """It is in line no more.
 
         Parameters

@@ -24,7 +24,7 @@ from potluck.documents import read_json_file, write_whole
 from potluck.errors import FileError, UserError
 from potluck.graph.model_file import with_reductions
 from potluck.run.array_file import ArrayFile, fingerprint, open_array
-from potluck.run.array_files import MAX_ARRAYS, ArrayBatches, Left, Order, check_rows
+from potluck.run.array_files import MAX_ARRAYS, ArrayBatches, Order, RemainingBatches, check_rows
 from potluck.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _FORMAT = "potluck-file-batches-1"
 
 
 def write_file_batches(
-    folder: Path, left: Left, model: "Model", constants: Any, *, n_whole: int
+    folder: Path, remaining: RemainingBatches, model: "Model", constants: Any, *, n_whole: int
 ) -> int:
     """Write down which files, and in which order; how many batches that is.
 
@@ -44,7 +44,7 @@ def write_file_batches(
     ----------
     folder
         Of the job.
-    left
+    remaining
         The batches.
     model
         That is trained on them.
@@ -61,10 +61,10 @@ def write_file_batches(
     FileError
         A file cannot be read, or one cannot be written.
     """
-    batches, order = left.batches, left.batches.order
-    if left.n_batches < 1:
+    batches, order = remaining.batches, remaining.batches.order
+    if remaining.n_batches < 1:
         return 0
-    model.check_inputs(*batches.batch(left.first), train=True)
+    model.check_inputs(*batches.batch(remaining.first), train=True)
     written = {
         "format": _FORMAT,
         "arrays": [
@@ -72,16 +72,18 @@ def write_file_batches(
             for each in batches.arrays
         ],
         "order": [order.n_rows, order.batch, order.shuffle, order.seed, order.drop_last],
-        "first": left.first,
-        "n_batches": left.n_batches,
+        "first": remaining.first,
+        "n_batches": remaining.n_batches,
     }
     write_whole(folder / FILES, json.dumps(written))
     if n_whole:
         reads = model.laid_out(True).line.traced.reductions.reads
-        made = [with_reductions(model, each, constants)[-n_whole:] for each in left.reading(reads)]
+        made = [
+            with_reductions(model, each, constants)[-n_whole:] for each in remaining.reading(reads)
+        ]
         tensors = {str(place): _stacked([each[place] for each in made]) for place in range(n_whole)}
         write_tensors(folder / WHOLE, tensors, {"format": _FORMAT})
-    return left.n_batches
+    return remaining.n_batches
 
 
 def _stacked(values: "Sequence[torch.Tensor]") -> "torch.Tensor":

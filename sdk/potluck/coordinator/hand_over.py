@@ -16,7 +16,7 @@ from potluck.coordinator.local_coordinator import find, find_or_start, folder_of
 from potluck.coordinator.state_size import most_state_bytes, remember, remembered
 from potluck.discover.addresses import parse_address
 from potluck.errors import HomeError, UserError
-from potluck.run.array_files import Left
+from potluck.run.array_files import RemainingBatches
 from potluck.sessions.connections import Keys
 from potluck_wire.limits import is_key
 
@@ -71,7 +71,7 @@ def hand_over(
     with TemporaryDirectory(prefix="potluck-") as folder:
         task.update(0.0, "writing the job")
         pack(Path(folder), run, rest, adapt=adapt)
-        reads = str(rest.folder.resolve()) if isinstance(rest, Left) and not to else ""
+        reads = str(rest.folder.resolve()) if isinstance(rest, RemainingBatches) and not to else ""
         place.hand_over(name, Path(folder), task, reads=reads)
         max_bytes = most_state_bytes(Path(folder))
     remember(state, name, max_bytes)

@@ -12,7 +12,7 @@ from potluck.coordinator.job import BATCHES, FORMAT, JOB, MAX_PATIENCE_S, MODEL,
 from potluck.errors import FileError, UserError
 from potluck.graph.model_file import state_names, with_reductions
 from potluck.profile import profile_file
-from potluck.run.array_files import Left
+from potluck.run.array_files import RemainingBatches
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def pack(
     model.save(folder / MODEL)
     (folder / BATCHES).mkdir()
     n_whole = len(model.inputs(True)) - len(model.laid_out(True).line.traced.given)
-    if isinstance(batches, Left):
+    if isinstance(batches, RemainingBatches):
         n_batches = write_file_batches(folder, batches, model, parts.constants, n_whole=n_whole)
     else:
         fed = (with_reductions(model, batch, parts.constants) for batch in batches)

@@ -10,7 +10,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck.coordinator.connection_limits import WATCHED, ConnectionLimits
+from potluck.coordinator.socket_connections import WATCHED, SocketConnections
 from potluck.errors import HomeError
 from potluck.sessions.connections import Keys
 from potluck_wire.limits import HANDSHAKE_S, LINGER_MS, ZAP_DOMAIN
@@ -73,7 +73,7 @@ class ServerSocket:
         self._socket.curve_publickey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
         self._monitor: Any = self._socket.get_monitor_socket(WATCHED)
-        self._guests, self._checked_s = ConnectionLimits(), 0.0
+        self._connections, self._checked_s = SocketConnections(), 0.0
         place = f"[{host}]" if ":" in host else host
         try:
             self.port = self._bound(place, port)
@@ -122,18 +122,18 @@ class ServerSocket:
                 last = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        self._guests.read(frames, is_message=is_whole)
+        self._connections.read(frames, is_message=is_whole)
         return frames if is_whole else []
 
     def _look_after(self) -> None:
         """Connections that came or went, and what waits in them."""
         while self._monitor.poll(0):
             event: Any = recv_monitor_message(self._monitor)
-            self._guests.watch(event)
+            self._connections.watch(event)
         now_s = time.monotonic()
         if now_s - self._checked_s >= CHECK_S:
             self._checked_s = now_s
-            self._guests.check(is_empty=not self._socket.poll(0))
+            self._connections.check(is_empty=not self._socket.poll(0))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> None:
         """Answer; who takes no answers gets none.

@@ -63,7 +63,7 @@ class LocalTraining(Protocol):
     def give_up(self, job: str) -> None:
         """Train it no more, and write nothing about that."""
 
-    def left(self, job: str) -> None:
+    def on_leave(self, job: str) -> None:
         """Nothing is left to do about it."""
 
 
@@ -240,9 +240,9 @@ class SharedJob:
         progress = self._copied().progress
         return progress.is_over and self._latest_state(progress)[1] >= progress.saved[1]
 
-    def left(self) -> None:
+    def on_leave(self) -> None:
         """The line is left."""
-        self._work.left(self.job)
+        self._work.on_leave(self.job)
 
     def _latest_state(self, progress: Progress) -> tuple[str, int]:
         """The file with the latest state that is here, and its step; none: "" and -1."""

@@ -63,7 +63,7 @@ class CoordinatorRole(Protocol):
     def is_over(self) -> bool:
         """Whether nothing is left to do or to copy."""
 
-    def left(self) -> None:
+    def on_leave(self) -> None:
         """The line is left."""
 
 
@@ -104,7 +104,7 @@ class SuccessionDriver:
     def start(self) -> None:
         """Stand in line from now on."""
         self._beats = [
-            self._begin("stand", TICK_S, self._stand, self._part.left),
+            self._begin("stand", TICK_S, self._stand, self._part.on_leave),
             self._begin("pull", PULL_S, self._pull, _nothing),
             self._begin("pull states", PULL_S, self._pull_state, _nothing),
         ]

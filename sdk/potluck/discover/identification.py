@@ -79,7 +79,7 @@ def _has_the_key(member: Member) -> bool:
     return member.session is not None or isinstance(member.error, NotPaired) or refused
 
 
-def whom(members: Members, device: str) -> tuple[Member | None, tuple[Address, ...]]:
+def member_at(members: Members, device: str) -> tuple[Member | None, tuple[Address, ...]]:
     """The member of that name or at that address, if there is one, and where to talk to it."""
     member = members.get(device)
     if member is not None:
@@ -99,7 +99,7 @@ def paired(members: Members, ring: Keyring, device: str, code: str) -> str:
     """Pair with the device of that name or at that address; its name, as a member without a
     session.
     """
-    member, addresses = whom(members, device)
+    member, addresses = member_at(members, device)
     return _in_place_of(member, members, pair_and_remember(ring, addresses, code, device=device))
 
 
@@ -109,7 +109,7 @@ def trusted(
     """Trust whoever has this key; its name, as a member without a session."""
     if not is_key(key):
         raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
-    member, addresses = whom(members, device)
+    member, addresses = member_at(members, device)
     known = KnownDevice(name=name or as_name(device), key=key, addresses=addresses)
     return _in_place_of(member, members, ring_of().remember(known))
 

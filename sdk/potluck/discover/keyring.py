@@ -148,11 +148,11 @@ class Keyring:
         """Trust that device no longer."""
         with self._alone():
             devices = self.devices()
-            left = [known for known in devices if known.name != name]
-            if len(left) == len(devices):
+            remaining = [known for known in devices if known.name != name]
+            if len(remaining) == len(devices):
                 names = ", ".join(known.name for known in devices) or "none"
                 raise UserError(f"no device is called {name!r}; known are {names}.")
-            self._write_devices(left)
+            self._write_devices(remaining)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from potluck.planning.building_blocks.device_classes import ordered
 from potluck.planning.plans import is_thrifty
 from potluck.planning.scenario import only
 from potluck.planning.search.best_first import least_busy
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
 from potluck.planning.search.micro_batch_sizes import promising, usual
@@ -178,7 +178,7 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
             for other in parted(pool.problem, plan):
                 pool.score(other)
         yield
-    places, sizes = Places(pool.table), usual(pool.problem, closely=is_small(pool.table))
+    places, sizes = StagePlacements(pool.table), usual(pool.problem, closely=is_small(pool.table))
     added = promising(pool.table, sizes)
     yield from spread(pool, sizes)
     yield from cut_alone(pool, sizes)
@@ -215,7 +215,7 @@ def _others(pool: CandidatePool, *, borrow: bool) -> Iterator[None]:
     """In a home of many devices what planners find that take long, and the best plan improved."""
     if is_many(pool.problem):
         yield from borrow_cheap(pool) if borrow else ()
-        yield from improve(pool, _distinct(pool, 1), TRIES, Places(pool.table).regrouped)
+        yield from improve(pool, _distinct(pool, 1), TRIES, StagePlacements(pool.table).regrouped)
         yield from borrow_dear(pool, _promising(pool)) if borrow else ()
         yield from improve(pool, _distinct(pool, 1), TRIES)
 
@@ -253,7 +253,7 @@ def _fewer(pool: CandidatePool) -> Iterator[None]:
             pool.score(plan)
 
 
-def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
+def _place(pool: CandidatePool, places: StagePlacements) -> Iterator[None]:
     """Branches anywhere, a device with several stages too, from many starts."""
     for micro_batch in candidates.micro_batches(pool.problem):
         for plan in places.by_chains(micro_batch):
@@ -268,7 +268,7 @@ def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
     )
 
 
-def _return(pool: CandidatePool, places: Places, sizes: Sequence[int]) -> Iterator[None]:
+def _return(pool: CandidatePool, places: StagePlacements, sizes: Sequence[int]) -> Iterator[None]:
     """Chains that come back to a device, or in which one that has a stage helps with another:
     where such a plan may be faster than the best so far, or there is none.
     """
@@ -325,7 +325,7 @@ def _best_pipeline(pool: CandidatePool, sizes: Sequence[int]) -> list[Plan]:
     return [] if best is None else [best.search.plan(best.label)]
 
 
-def _join(pool: CandidatePool, places: Places) -> Iterator[None]:
+def _join(pool: CandidatePool, places: StagePlacements) -> Iterator[None]:
     """The best plan in as few stages as it can be."""
     for plan in pool.ranking()[:1]:
         joined(pool, places, plan)

@@ -180,10 +180,10 @@ def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
         replace(device, memory_bytes=memory_bytes.get(device.name, device.memory_bytes))
         for device in problem.devices
     )
-    left = {
+    remaining = {
         name: limit for name, limit in problem.qoe.memory_bytes.items() if name not in memory_bytes
     }
-    return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=left))
+    return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=remaining))
 
 
 def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:

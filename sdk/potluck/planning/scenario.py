@@ -34,8 +34,8 @@ def rated(network: Network, medium: str, capacity_bytes_per_s: float) -> Network
 def parted(network: Network, device: str) -> Network:
     """The network without `device`, and without the media that only it used."""
     paths = {pair: path for pair, path in network.paths.items() if device not in pair}
-    left = {name for path in paths.values() for name, _ in path.media}
-    return Network(media=tuple(item for item in network.media if item.name in left), paths=paths)
+    used = {name for path in paths.values() for name, _ in path.media}
+    return Network(media=tuple(item for item in network.media if item.name in used), paths=paths)
 
 
 def joined(network: Network, device: str, like: str) -> Network:

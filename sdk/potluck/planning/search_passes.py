@@ -18,7 +18,7 @@ from potluck.planning.building_blocks.device_classes import shape
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import is_thrifty, preference
 from potluck.planning.search import recomputation
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.least_excess import within_memory
 from potluck.planning.search.stage_merging import joined
@@ -270,7 +270,7 @@ class SearchPass:
         if not holding:
             found = within_memory(pool, self._nearest(judged), MAX_LESSENED)
             starts, tries = [found] if found is not None else [], MAX_LESSENED
-        for _ in improve(pool, starts, tries, Places(pool.table).ranked):
+        for _ in improve(pool, starts, tries, StagePlacements(pool.table).ranked):
             if pool.is_over():
                 break
         best = pool.ranking()[:N_NEAREST]
@@ -321,7 +321,7 @@ class SearchPass:
 
 def _shown(pool: CandidatePool) -> list[Plan]:
     """The best plans, the best of every set of devices, and those of one device."""
-    places = Places(pool.table)
+    places = StagePlacements(pool.table)
     best, sets = dict[Hashable, Plan](), dict[frozenset[str], Plan]()
     ranking = pool.ranking()
     for plan in ranking[:MAX_LISTED]:

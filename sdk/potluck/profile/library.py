@@ -414,9 +414,9 @@ class _Table:
     def done(self) -> None:
         """Refuse what nobody took."""
         if self.fields:
-            left = sorted(self.fields)
+            unknown = sorted(self.fields)
             raise _wrong(
-                self.file, self.prefix + left[0], "no such field here", self.fields[left[0]]
+                self.file, self.prefix + unknown[0], "no such field here", self.fields[unknown[0]]
             )
 
 

@@ -156,10 +156,10 @@ class Profile(Shown):
         from potluck.planning.scenario import known, parted
 
         known(name, [device.name for device in self.devices], "device")
-        left = tuple(device for device in self.devices if device.name != name)
-        if not left:
+        remaining = tuple(device for device in self.devices if device.name != name)
+        if not remaining:
             raise UserError(f"without {name} no device is left.", next_step="Add another first.")
-        return replace(self, devices=left, network=parted(self.network, name), home="")
+        return replace(self, devices=remaining, network=parted(self.network, name), home="")
 
     def with_medium(self, name: str, rate: float | str) -> "Profile":
         """The profile with another capacity of one medium, such as ("air", "50 Mbit/s"), or bytes

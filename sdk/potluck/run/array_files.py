@@ -244,7 +244,7 @@ class ArrayFiles:
                 )
         self._at, self._goes_on = n_batches, True
 
-    def left(self, epochs: int, arguments: Any) -> "Left":
+    def remaining(self, epochs: int, arguments: Any) -> "RemainingBatches":
         """What a fit of so many epochs would train on now.
 
         Parameters
@@ -254,9 +254,9 @@ class ArrayFiles:
         arguments
             Of the model: tells which array is which.
         """
-        return self.left_from(self.begins, epochs * len(self), arguments)
+        return self.remaining_from(self.begins, epochs * len(self), arguments)
 
-    def left_from(self, first: int, n_batches: int, arguments: Any) -> "Left":
+    def remaining_from(self, first: int, n_batches: int, arguments: Any) -> "RemainingBatches":
         """So many batches.
 
         Parameters
@@ -272,10 +272,10 @@ class ArrayFiles:
         if self._keys is not None:
             arrays = arguments.in_order([*zip(self._keys, arrays, strict=True)])
         batches = ArrayBatches(arrays, self.batches.order)
-        return Left(batches, self.folder, first, n_batches)
+        return RemainingBatches(batches, self.folder, first, n_batches)
 
 
-class Left:
+class RemainingBatches:
     """Batches of files of arrays that are to be trained on.
 
     Parameters

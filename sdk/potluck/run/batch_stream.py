@@ -153,7 +153,7 @@ class BatchStream:
                 yield batch
                 self.done()
 
-    def left(self) -> "Iterable[Batch]":
+    def remaining(self) -> "Iterable[Batch]":
         """The same; of files of arrays it is said which ones these are, and none is made."""
         data, at = self._data, self.position
         if not isinstance(data, ArrayFiles) or self._accumulate > 1:
@@ -163,7 +163,7 @@ class BatchStream:
         else:  # nothing is done yet
             first = data.given - 1 if self._open is not None else data.begins
         n_batches = (self._epochs - at.epoch) * len(data) - at.n_batches
-        return data.left_from(first, n_batches, self._arguments)
+        return data.remaining_from(first, n_batches, self._arguments)
 
     def _begun(self) -> "Iterator[Batch]":
         """The batches of an epoch; of one that was under way, those that are left."""

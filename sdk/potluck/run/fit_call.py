@@ -89,7 +89,7 @@ class FitCall:
 
     def rest(self) -> "Iterable[tuple[torch.Tensor, ...]]":
         """The batches that it has not trained on; it has ended, or will never begin."""
-        return self._stream.left()
+        return self._stream.remaining()
 
     def train(self, task: Task, *, traced: Traced, go_over: GoOver, go_back: GoOver) -> History:
         """Train on all batches.

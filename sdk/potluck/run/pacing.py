@@ -91,13 +91,13 @@ class Pacing:
         is_busy = self._work is not None and self._work.is_alive()
         if is_busy or engine.step < self._due or engine.migration is not None or engine.failed:
             return
-        left = self._last_step - engine.step
-        if left < 1:
+        n_left = self._last_step - engine.step
+        if n_left < 1:
             return
         self._measure()
         self._due = engine.step + WINDOW
         self._work = threading.Thread(
-            target=self._carry_out, args=(left,), name="potluck pacing", daemon=True
+            target=self._carry_out, args=(n_left,), name="potluck pacing", daemon=True
         )
         self._work.start()
 
@@ -138,7 +138,7 @@ class Pacing:
             return plan
         return replace(plan, latency_s=plan.latency_s * factor, energy_j=plan.energy_j * factor)
 
-    def _mixed(self, plan: Plan, left: int) -> Mixture:
+    def _mixed(self, plan: Plan, n_left: int) -> Mixture:
         staying = self._engine.members.staying
         plans = [judge(self._problem, plan), *self._others]
         plans = [self._here(p) for p in plans if set(p.devices) <= set(staying)]
@@ -148,13 +148,13 @@ class Pacing:
             (cost.seconds(plan, p, self._problem, step_s) for p in plans[1:]), default=0.0
         )
         left_s = max(1e-6, self._left_s() * (1 - SPARE_FRAC))
-        return mix(plans, left, left_s, switch_s=switch_s)
+        return mix(plans, n_left, left_s, switch_s=switch_s)
 
-    def _carry_out(self, left: int) -> None:
+    def _carry_out(self, n_left: int) -> None:
         engine = self._engine
         plan, step = engine.compiled_plan.plan, engine.step
         try:
-            target, words = self._chosen(plan, left)
+            target, words = self._chosen(plan, n_left)
             if target is None:
                 return
             self._go_over(target, self._task)
@@ -170,12 +170,12 @@ class Pacing:
             engine, Decision(step=step, action=action, words=f"step {step}: {words}", plan=target)
         )
 
-    def _chosen(self, plan: Plan, left: int) -> tuple[Plan | None, str]:
+    def _chosen(self, plan: Plan, n_left: int) -> tuple[Plan | None, str]:
         """What to go over to, and why; None where the plan at work stays."""
         try:
-            mixture = self._mixed(plan, left)
+            mixture = self._mixed(plan, n_left)
         except Infeasible:
-            return self._fastest(plan, left)
+            return self._fastest(plan, n_left)
         first, n_steps = mixture.plans[0], mixture.steps[0]
         if first.stages == plan.stages:
             self._due = min(self._due, self._engine.step + n_steps)
@@ -184,23 +184,23 @@ class Pacing:
         if (
             alone.latency_s is not None
             and alone.energy_j is not None
-            and alone.latency_s * left <= self._left_s() * (1 - SPARE_FRAC)
-            and mixture.energy_j > (1 - WORTH_FRAC) * alone.energy_j * left
+            and alone.latency_s * n_left <= self._left_s() * (1 - SPARE_FRAC)
+            and mixture.energy_j > (1 - WORTH_FRAC) * alone.energy_j * n_left
         ):
             return None, ""
         target = next(p for p in self._others if p.stages == first.stages)
         return target, (
-            f"{units.number(left, 'step')} to go and {units.duration(self._left_s())}; "
+            f"{units.number(n_left, 'step')} to go and {units.duration(self._left_s())}; "
             f"{units.number(n_steps, 'step')} of {target.planner} on {', '.join(target.devices)} "
             f"end in time with {units.energy(mixture.energy_j)}."
         )
 
-    def _fastest(self, plan: Plan, left: int) -> tuple[Plan | None, str]:
+    def _fastest(self, plan: Plan, n_left: int) -> tuple[Plan | None, str]:
         plans = [self._here(p) for p in (judge(self._problem, plan), *self._others)]
         best = min(plans, key=lambda p: p.latency_s or float("inf"))
-        seconds = (best.latency_s or 0.0) * left
+        seconds = (best.latency_s or 0.0) * n_left
         words = (
-            f"{units.number(left, 'step')} to go take {units.duration(seconds)} or more, and "
+            f"{units.number(n_left, 'step')} to go take {units.duration(seconds)} or more, and "
             f"{units.duration(max(0.0, self._left_s()))} are left: it will be late"
         )
         if best.stages == plan.stages:

@@ -231,19 +231,19 @@ def plans_with(
     """
     plan = base or engine.compiled_plan.plan
     problem = engine.compiler.problem(engine.compiled_plan)
-    left = [name for name in _known(engine) if name in names]
-    if not left:
+    survivors = [name for name in _known(engine) if name in names]
+    if not survivors:
         return []
     layers = engine.model.layers(plan.training)
     flop = [layer.forward_flop + layer.backward_flop * plan.training for layer in layers]
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
-        problem = only(replace(problem, qoe=limits), left)
+        problem = only(replace(problem, qoe=limits), survivors)
     n_left = engine.last_step and engine.last_step - engine.step
     rest_s = float("inf") if n_left is None else n_left * (plan.latency_s or 0.0)
     return plans_after(
         plan,
-        left,
+        survivors,
         flop,
         problem,
         n_left=n_left,

@@ -105,8 +105,8 @@ class Rejoin:
         problem = engine.compiler.problem(engine.compiled_plan)
         if problem is None:
             return chosen if chosen == engine.wanted else None
-        left = engine.last_step and engine.last_step - engine.step
-        return chosen if pays(plan, chosen, problem, left, engine.wanted) else None
+        n_steps = engine.last_step and engine.last_step - engine.step
+        return chosen if pays(plan, chosen, problem, n_steps, engine.wanted) else None
 
 
 def pays(

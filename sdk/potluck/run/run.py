@@ -653,17 +653,17 @@ class Run(Watched):
                 next_step="Fit with an optimizer of one rate before.",
             )
         if data is None:
-            left = self.rest()
+            remaining = self.rest()
         elif isinstance(data, ArrayFiles):
-            left = [data.left(epochs, self._engine.model.arguments)]
+            remaining = [data.remaining(epochs, self._engine.model.arguments)]
         else:
             arguments = self._engine.model.arguments
-            left = [BatchStream(data, self.plan.batch, arguments, epochs).rest()]
-        if not left:
+            remaining = [BatchStream(data, self.plan.batch, arguments, epochs).rest()]
+        if not remaining:
             raise UserError(
                 "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
             )
-        rest = left[0] if len(left) == 1 else chain.from_iterable(left)
+        rest = remaining[0] if len(remaining) == 1 else chain.from_iterable(remaining)
         return self.hand_over(self, rest, to=to, key=key, adapt=adapt)
 
     # --- state ------------------------------------------------------------------------------------

@@ -64,13 +64,13 @@ def surviving_copies(engine: "RunEngine", error: PotluckError) -> SurvivingCopie
             return None
     if not background.is_home:
         return None
-    left = [name for name in engine.compiled_plan.plan.devices if engine.still_knows(name)]
+    survivors = [name for name in engine.compiled_plan.plan.devices if engine.still_knows(name)]
     holders = {
-        state: {device: slot for device, slot in slots.items() if device in left}
+        state: {device: slot for device, slot in slots.items() if device in survivors}
         for state, slots in background.holders().items()
     }
     return SurvivingCopies(
-        holders=holders, nbytes={device: background.nbytes(device) for device in left}
+        holders=holders, nbytes={device: background.nbytes(device) for device in survivors}
     )
 
 

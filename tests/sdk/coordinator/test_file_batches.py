@@ -65,7 +65,7 @@ def handed_over(folder, model, plan, data, epochs=EPOCHS):
     folder.mkdir()
     with memory_home(2) as home:
         run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-2)).wait()
-        pack(folder, run, data.left(epochs, model.arguments), adapt=False)
+        pack(folder, run, data.remaining(epochs, model.arguments), adapt=False)
     return folder
 
 
@@ -108,7 +108,7 @@ def test_of_the_rows_only_what_a_loss_needs_of_a_whole_batch_is_read(tmp_path, c
 
     data = files(case.data)
     data.batches = ArrayBatches(map(counted, data.batches.arrays), data.batches.order)
-    pack(tmp_path, run, data.left(EPOCHS, case.model.arguments), adapt=False)
+    pack(tmp_path, run, data.remaining(EPOCHS, case.model.arguments), adapt=False)
     run.close()
     n_read = {name: sum(n for array, n in taken if array.name == name) for name in NAMES}
     assert n_read == {NAMES[0]: 8, NAMES[1]: EPOCHS * ROWS + 8}  # a batch is looked at before
@@ -170,7 +170,7 @@ def test_what_a_loss_makes_of_a_batch_is_handed_over_beside_the_files(tmp_path):
     (tmp_path / "jobs" / "job").mkdir(parents=True)
     with memory_home(1) as home:
         run = home.deploy(plan, model, optimizer=potluck.SGD(0.1)).wait()
-        pack(tmp_path / "jobs" / "job", run, again.left(2, model.arguments), adapt=False)
+        pack(tmp_path / "jobs" / "job", run, again.remaining(2, model.arguments), adapt=False)
     assert (tmp_path / "jobs" / "job" / WHOLE).exists()
     one = Coordinator(tmp_path / "jobs", lambda: memory_home(1), reads=tmp_path)
     one.admit("job")
@@ -351,11 +351,11 @@ def test_no_batch_is_no_job(home, tmp_path, case):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
     for epochs in (0, -1):
         (tmp_path / str(epochs)).mkdir()
-        remaining = files(case.data).left(epochs, case.model.arguments)
+        remaining = files(case.data).remaining(epochs, case.model.arguments)
         with pytest.raises(UserError, match="no batch"):
             pack(tmp_path / str(epochs), run, remaining, adapt=False)
     other = potluck.ArrayFiles(case.data, [NAMES[1], NAMES[0]], batch=8)
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError):
-        pack(tmp_path / "other", run, other.left(1, case.model.arguments), adapt=False)
+        pack(tmp_path / "other", run, other.remaining(1, case.model.arguments), adapt=False)
     run.close()

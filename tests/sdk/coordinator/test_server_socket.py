@@ -13,12 +13,12 @@ import zmq
 from tests.sdk.coordinator.test_coordinator import case, handed_over
 from tests.sdk.coordinator.test_server import mine, new_keys, serving
 
-from potluck.coordinator import connection_limits, server
-from potluck.coordinator.connection_limits import MAX_OF_A_KEY, MAX_STRANGERS
+from potluck.coordinator import server, socket_connections
 from potluck.coordinator.job import files_of
 from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.server import CHUNK_BYTES, VERSION
 from potluck.coordinator.server_socket import MAX_QUEUED, ServerSocket
+from potluck.coordinator.socket_connections import MAX_OF_A_KEY, MAX_STRANGERS
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.handle import Task
 
@@ -87,7 +87,7 @@ def test_a_message_of_too_many_frames_ends_its_connection(serving, context):
 
 
 def test_a_message_without_an_end_ends_with_its_connection(serving, context, monkeypatch):
-    monkeypatch.setattr(connection_limits, "MAX_UNREAD_BYTES", 8 * MIB)
+    monkeypatch.setattr(socket_connections, "MAX_UNREAD_BYTES", 8 * MIB)
     place, _ = serving
     hostile = knock(context, place, sndhwm=0)
     monitor = hostile.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -11,7 +11,7 @@ from potluck.planning import anytime, baseline_candidates, check_plan
 from potluck.planning.anytime import search
 from potluck.planning.baselines.edgeshard import best_chains
 from potluck.planning.registry import BASELINES
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, with_depths
 from potluck.planning.search.work_budget import WorkBudget, given_s, in_time
@@ -135,7 +135,7 @@ def test_regrouped_plans_can_be_carried_out_and_join_cut_and_move(home):
         )
     )
     plan = replace(start, stages=with_depths(table, stages))
-    found = list(Places(table).regrouped(table, plan))
+    found = list(StagePlacements(table).regrouped(table, plan))
     for other in found:
         check_plan(other, problem)
         assert fits(table, other, other.stages)
@@ -155,6 +155,6 @@ def test_a_plan_that_one_move_of_a_device_makes_better_is_made_better(monkeypatc
     single = next(iter(BASELINES["single"](problem, pool.table)))
     alone_s = pool.score(single)
     monkeypatch.setattr(anytime, "neighbours", lambda *_: iter(()))
-    places = Places(pool.table)
+    places = StagePlacements(pool.table)
     list(anytime.improve(pool, [single], 50, places.regrouped))
     assert pool.best < alone_s

@@ -12,7 +12,7 @@ from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches, with_more_memory
 from potluck.planning.search.best_first import BestFirst
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.local_search import floor_s
 from potluck.planning.search.work_budget import WorkBudget
 from potluck.records import Inference, Plan, Stage, Training
@@ -123,7 +123,7 @@ def test_no_plan_next_to_the_best_is_better_and_fits_whatever_closed_forms_say(s
         return
     best = make_plans(home).best
     table = CostTable(with_more_memory(home, float("inf")))
-    near_s = fastest_s(home, Places(table).ranked(table, best), best.latency_s)
+    near_s = fastest_s(home, StagePlacements(table).ranked(table, best), best.latency_s)
     assert near_s >= (1 - 1e-4) * best.latency_s
 
 

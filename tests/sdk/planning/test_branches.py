@@ -17,7 +17,7 @@ from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import BASELINES
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.local_search import neighbours, with_depths
 from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
 from potluck.simulate.cost import CostTable
@@ -219,7 +219,7 @@ def test_branches_that_fit_nowhere_are_refused():
 def test_a_plan_has_no_cut_inside_a_device_that_gains_nothing():
     problem = branched(Inference(batch=1))
     best = make_plans(problem).best
-    joined = list(Places(CostTable(problem)).joined(best))
+    joined = list(StagePlacements(CostTable(problem)).joined(best))
     assert all(Direct(problem).run(plan).latency_s > best.latency_s * (1 + 1e-9) for plan in joined)
 
 
@@ -227,7 +227,7 @@ def test_a_plan_has_no_cut_inside_a_device_that_gains_nothing():
 def test_neighbours_are_ranked_by_a_time_that_no_plan_is_below(seed):
     problem = random_branches(seed, WORKLOADS[seed])
     table = CostTable(problem)
-    places, direct = Places(table), Direct(problem, table)
+    places, direct = StagePlacements(table), Direct(problem, table)
     micro_batch = 2 if isinstance(problem.workload, Training) else problem.workload.batch
     plan = next(places.by_chains(micro_batch))
     others = list(places.ranked(table, plan))

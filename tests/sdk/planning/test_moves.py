@@ -13,7 +13,7 @@ from tests.sdk.planning.homes import random_branches, random_home
 from potluck.bench import small_homes
 from potluck.planning import make_plans
 from potluck.planning.building_blocks import candidates
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import with_depths
 from potluck.planning.search.tight_memory import score_flat_too
@@ -49,7 +49,7 @@ def test_layers_that_move_recompute_as_before(seed, home, recomputes):
             for (a, b), again in zip([(0, cut), (cut, n_layers)], flags, strict=True)
         ]
         plan = planned(table, stages, 2)
-        found = list(Places(table).neighbours(table, plan))
+        found = list(StagePlacements(table).neighbours(table, plan))
         assert len(found) > 3
         for stage in (stage for other in found for stage in other.stages):
             assert stage.recompute is flags[stage.start >= cut]

@@ -10,7 +10,7 @@ import pytest
 
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import terminates
 from potluck.planning.search.stage_merging import joined
@@ -62,4 +62,4 @@ def test_no_stage_is_made_so_deep_that_others_wait_for_ever(seed):
         plan = Plan(planner="p", model=home.model, stages=stages, micro_batch=2, n_micro_batches=4)
         if terminates(table, plan, stages):
             score = pool.score(plan)
-            assert pool.score(joined(pool, Places(table), plan)) <= score * (1 + 1e-9)
+            assert pool.score(joined(pool, StagePlacements(table), plan)) <= score * (1 + 1e-9)

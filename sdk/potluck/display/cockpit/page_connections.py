@@ -3,15 +3,13 @@ of this process than a few of them, and not for long.
 """
 
 import logging
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
+from potluck.serve.gateway.limited_connections import LimitedConnections
 
 LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64  # a browser opens 6; each takes a descriptor and a thread
@@ -46,49 +44,27 @@ class BoundedPageServer(ThreadingHTTPServer):
         limit: ConnectionLimit | None = None,
     ) -> None:
         most = ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
-        self._limit = most if limit is None else limit
-        self._connections: dict[Who, socket.socket] = {}
-        self._lock = threading.Lock()
+        self._connections = LimitedConnections(most if limit is None else limit)
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Let somebody in; for it whoever has asked nothing for the longest may have to leave."""
-        who: Who = client_address[:2]
-        with self._lock:
-            leaves = self._limit.come(who, time.monotonic())
-            if leaves is not None:
-                self._disconnect(leaves)
-            if leaves != who:
-                self._connections[who] = request
-        if leaves == who:
-            self.shutdown_request(request)
-        else:
+        if self._connections.come(client_address[:2], request):
             super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer somebody, until they leave."""
-        who: Who = client_address[:2]
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                if self._connections.get(who) is request:
-                    del self._connections[who]
-                    self._limit.leave(who)
-
-    def _disconnect(self, who: Who) -> None:
-        connection = self._connections.pop(who, None)
-        if connection is not None:
-            with suppress(OSError):  # it is gone; its thread sees the end, and closes it
-                connection.shutdown(socket.SHUT_RDWR)
+            self._connections.leave(client_address[:2], request)
 
     def service_actions(self) -> None:
         """Disconnect those that ask nothing; several times a second."""
         super().service_actions()
-        with self._lock:
-            for who in self._limit.overdue(time.monotonic()):
-                self._limit.leave(who)
-                self._disconnect(who)
+        self._connections.sweep()
 
     @contextmanager
     def answering(self, who: Who) -> Iterator[None]:
@@ -99,13 +75,11 @@ class BoundedPageServer(ThreadingHTTPServer):
         who
             Address and port of the other end.
         """
-        with self._lock:
-            self._limit.ask(who)
+        self._connections.ask(who)
         try:
             yield
         finally:
-            with self._lock:
-                self._limit.answer(who, time.monotonic())
+            self._connections.answer(who)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Connections break as they like: nobody's screen is filled because of it."""

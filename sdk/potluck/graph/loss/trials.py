@@ -118,7 +118,7 @@ def apart(
 
     In one of the trials the rows have to differ, or it shows nothing.
     """
-    left, shown = set(refs), set[Ref]()
+    remaining, shown = set(refs), set[Ref]()
     for rows, weights in _trials(program, state, example):
 
         def digests(
@@ -135,13 +135,13 @@ def apart(
             parts = [[digests(part, first) for first, part in _divided(rows, n)] for n in _PARTS]
         except OperatorFailed:
             continue
-        for ref in [*left]:
+        for ref in [*remaining]:
             found = [torch.cat([part[ref] for part in split]) for split in parts]
             if not all(_same(full[ref], other) for other in found):
-                left.discard(ref)
+                remaining.discard(ref)
             if full[ref].isfinite().all() and not _same(full[ref], full[ref].flip(0)):
                 shown.add(ref)
-    return frozenset(left & shown)
+    return frozenset(remaining & shown)
 
 
 def _divided(

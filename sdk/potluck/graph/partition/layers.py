@@ -296,17 +296,17 @@ def _merged(
 
     The ends of branches go only when nothing else is left to merge.
     """
-    left = list(bounds)
+    kept = list(bounds)
     usual = sorted(nbytes.values())[len(nbytes) // 2] if nbytes else 1
-    while len(left) > 2:
-        shares = [sum(weights[start:stop]) for start, stop in pairwise(left)]
+    while len(kept) > 2:
+        shares = [sum(weights[start:stop]) for start, stop in pairwise(kept)]
         if len(shares) <= max_layers and min(shares) >= merge_below:
             break
-        pairs = zip(pairwise(shares), left[1:-1], strict=True)
+        pairs = zip(pairwise(shares), kept[1:-1], strict=True)
         burden = [(a + b) / (1 + nbytes[cut] / (usual or 1)) for (a, b), cut in pairs]
         candidates = range(len(burden))
         if len(shares) <= max_layers:  # the lightest layer joins a neighbour
             i = min(range(len(shares)), key=shares.__getitem__)
             candidates = range(max(i - 1, 0), min(i + 1, len(burden)))
-        del left[min(candidates, key=lambda k: (left[k + 1] in ends, burden[k])) + 1]
-    return tuple(left)
+        del kept[min(candidates, key=lambda k: (kept[k + 1] in ends, burden[k])) + 1]
+    return tuple(kept)

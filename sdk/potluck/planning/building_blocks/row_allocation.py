@@ -136,15 +136,17 @@ def balance(
     rooms
         The most rows that memory holds on each.
     """
-    shares, left = [0] * len(rooms), n_rows
-    while left:
+    shares, n_left = [0] * len(rooms), n_rows
+    while n_left:
         takers = [i for i, room in enumerate(rooms) if shares[i] < room]
         if not takers:
             return None
-        for i, rows in zip(takers, proportion(left, [capacities[i] for i in takers]), strict=True):
+        for i, rows in zip(
+            takers, proportion(n_left, [capacities[i] for i in takers]), strict=True
+        ):
             given = min(rows, rooms[i] - shares[i])
             shares[i] += given
-            left -= given
+            n_left -= given
     return tuple(shares)
 
 

@@ -18,7 +18,7 @@ from itertools import combinations, islice
 from typing import NamedTuple, Optional
 
 from potluck.planning.building_blocks.device_classes import classes_of
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.link_costs import links_of, media_of
 from potluck.planning.search.local_search import with_depths
@@ -38,7 +38,9 @@ N_LEAST_BUSY, N_TRIED_BUSY = 200, 24
 N_LEAST_BUSY_TIGHT, N_TRIED_BUSY_TIGHT = 400, 60
 
 
-def least_busy(pool: CandidatePool, places: Places, sizes: Sequence[int]) -> Iterator[None]:
+def least_busy(
+    pool: CandidatePool, places: StagePlacements, sizes: Sequence[int]
+) -> Iterator[None]:
     """The plans whose busiest device or medium takes the least time, those first of which a
     micro-batch is through soonest.
 

@@ -40,7 +40,7 @@ N_SPARES = 4  # devices without a stage that one may get
 PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
 
 
-class Places:
+class StagePlacements:
     """The plans of one problem that differ in where stages are, their rows by Algorithm 1, depths
     K_p.
     """
@@ -179,10 +179,9 @@ class Places:
             group = tuple(dict.fromkeys(left.devices + right.devices))
             yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
         for p, stage in enumerate(stages):
-            for cut in self._cuts(stage):
-                for first, second in _halves(stage.devices):
-                    parts = [(stage.start, cut, first), (cut, stage.stop, second)]
-                    yield [*stages[:p], *parts, *stages[p + 1 :]]
+            for cut, (first, second) in product(self._cuts(stage), _halves(stage.devices)):
+                parts = [(stage.start, cut, first), (cut, stage.stop, second)]
+                yield [*stages[:p], *parts, *stages[p + 1 :]]
         spares = self._spares(plan)
         for p, stage in enumerate(stages):
             neighbours = [other.devices for other in stages[max(p - 1, 0) : p + 2]]
@@ -269,19 +268,28 @@ class Places:
             for wider in self._widened(stage, names):
                 yield [*stages[:p], wider, *stages[p + 1 :]]
         for p, stage in enumerate(stages):
-            for cut in self._cuts(stage):
-                halves = replace(stage, stop=cut), replace(stage, start=cut)
-                for q, half in enumerate(halves):
-                    others = chain(
-                        ((half.start, half.stop, group) for group in groups),
-                        self._widened(half, names),
-                    )
-                    for other in others:
-                        pair = (other, halves[1]) if q == 0 else (halves[0], other)
-                        yield [*stages[:p], *pair, *stages[p + 1 :]]
+            for pair in self._in_two(stage, groups, names):
+                yield [*stages[:p], *pair, *stages[p + 1 :]]
         both = product(self._parallel, permutations(names, 2))
         for (chain_a, chain_b), (one, other) in islice(both, MAX_PARALLEL):
             yield _overlaid(_overlaid(stages, (*chain_a, (one,))), (*chain_b, (other,)))
+
+    def _in_two(
+        self, stage: Stage, groups: Sequence[Group], names: Sequence[str]
+    ) -> Iterator[tuple[Stage | Span, Stage | Span]]:
+        """The stage cut in two, with one half elsewhere or on one more of the devices."""
+        for cut in self._cuts(stage):
+            first, second = replace(stage, stop=cut), replace(stage, start=cut)
+            for other in self._on_others(first, groups, names):
+                yield other, second
+            for other in self._on_others(second, groups, names):
+                yield first, other
+
+    def _on_others(
+        self, stage: Stage, groups: Sequence[Group], names: Sequence[str]
+    ) -> Iterator[Stage | Span]:
+        yield from ((stage.start, stage.stop, group) for group in groups)
+        yield from self._widened(stage, names)
 
     @cached_property
     def _parallel(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:

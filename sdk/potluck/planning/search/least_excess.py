@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool, excess_joules
 from potluck.planning.search.local_search import near
 from potluck.records import Plan
@@ -32,7 +32,7 @@ def within_memory(pool: CandidatePool, starts: Sequence[Plan], max_tries: int) -
     max_tries
         Simulations from each of them.
     """
-    places = Places(pool.table)
+    places = StagePlacements(pool.table)
     for start in starts:
         tries, current = max_tries, start
         excess = _excess(pool, current)
@@ -61,7 +61,7 @@ def _excess(pool: CandidatePool, plan: Plan) -> float:
     return excess + (excess_joules(qoe, outcome.device_energy_j()) if limited else 0.0)
 
 
-def _flat(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[Plan]:
+def _flat(pool: CandidatePool, places: StagePlacements, plan: Plan) -> Iterator[Plan]:
     """The plan, and those next to it, with one micro-batch after the other; also with all stages
     that compute again, or one more or less.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 
-from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, terminates
 from potluck.records import Plan
@@ -14,7 +14,7 @@ from potluck.records import Plan
 ROUNDING = 1 + 1e-9
 
 
-def joined(pool: CandidatePool, places: Places, plan: Plan) -> Plan:
+def joined(pool: CandidatePool, places: StagePlacements, plan: Plan) -> Plan:
     """`plan` in as few stages as it can be on the same devices without being slower.
 
     Parameters
@@ -34,7 +34,7 @@ def joined(pool: CandidatePool, places: Places, plan: Plan) -> Plan:
     return plan
 
 
-def _without_cuts(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[Plan]:
+def _without_cuts(pool: CandidatePool, places: StagePlacements, plan: Plan) -> Iterator[Plan]:
     """Plans with one needless cut less, all else as it is."""
     for p, (left, right) in enumerate(pairwise(plan.stages)):
         like = replace(left, start=right.start, stop=right.stop, warm_up=right.warm_up)

@@ -1,15 +1,15 @@
-"""The socket of the entrance: it takes whom the limit lets in, counts every descriptor from the
-first moment (before TLS has shaken hands), and disconnects those who have to leave.
+"""The socket of the entrance: it takes whom the limit lets in, and counts every descriptor from the
+first moment, before TLS has shaken hands.
 """
 
 import errno
 import os
 import socket
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 
 from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
+from potluck.serve.gateway.limited_connections import LimitedConnections
 
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
@@ -50,8 +50,7 @@ class Listener(socket.socket):
 
     def __init__(self, bound: socket.socket, limit: ConnectionLimit) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
-        self._limit = limit
-        self._connections: dict[Who, LimitedConnection] = {}
+        self.connections = LimitedConnections(limit)
         self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
@@ -76,20 +75,11 @@ class Listener(socket.socket):
         raise BlockingIOError
 
     def _let_in(self, accepted: socket.socket, who: Who) -> LimitedConnection | None:
-        leaves = self._limit.come(who, time.monotonic())
-        if leaves == who:
-            accepted.close()
-            return None
-        if leaves is not None:
-            self.disconnect(leaves)
-        connection = LimitedConnection(accepted, lambda: self._left(who, connection))
-        self._connections[who] = connection
-        return connection
-
-    def _left(self, who: Who, connection: LimitedConnection) -> None:
-        if self._connections.get(who) is connection:
-            del self._connections[who]
-            self._limit.leave(who)
+        connection = LimitedConnection(accepted, lambda: self.connections.leave(who, connection))
+        if self.connections.come(who, connection):
+            return connection
+        connection.close()
+        return None
 
     def _turn_away(self) -> None:
         """No descriptor is left: one that is kept for this lets the next one be closed."""
@@ -100,27 +90,6 @@ class Listener(socket.socket):
             super().accept()[0].close()
         with suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY)
-
-    def disconnect(self, who: Who) -> None:
-        """Have a connection end; what it was told already still gets there."""
-        connection = self._connections.get(who)
-        if connection is not None:
-            with suppress(OSError):  # it is gone
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def disconnect_all(self, whom: Iterable[Who]) -> None:
-        """Have these connections end."""
-        for who in whom:
-            self.disconnect(who)
-
-    def close_all(self) -> None:
-        """Close what is left, once nothing else serves it."""
-        for connection in tuple(self._connections.values()):
-            connection.close()
-
-    def sweep(self) -> None:
-        """Disconnect those that ask nothing."""
-        self.disconnect_all(self._limit.overdue(time.monotonic()))
 
     def close(self) -> None:
         """Listen no more; who is in stays."""

@@ -5,7 +5,6 @@ import ipaddress
 import logging
 import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +79,8 @@ class Gateway:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        self._limit = ConnectionLimit() if limit is None else limit
-        self._limit.max_open = min(self._limit.max_open, allow_connections() // 2)
+        limit = ConnectionLimit() if limit is None else limit
+        limit.max_open = min(limit.max_open, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()
@@ -119,7 +118,7 @@ class Gateway:
                 next_step="Choose another port; 0 is a free one.",
             ) from None
         self.host, self.port = host, int(sock.getsockname()[1])
-        self._listener = Listener(sock, self._limit)
+        self._listener = Listener(sock, limit)
         self._server = _GatewayServer(config, self._listener)
         self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()
@@ -140,22 +139,22 @@ class Gateway:
         try:
             loop.run_until_complete(self._server.serve(sockets=[self._listener]))
         finally:
-            self._listener.close_all()
+            self._listener.connections.close_all()
             loop.close()
 
     # --- who comes and goes, in the server's thread -----------------------------------------------
 
     def on_request(self, who: Who) -> None:
         """The head of a request is there."""
-        self._limit.ask(who)
+        self._listener.connections.ask(who)
 
     def answered(self, who: Who) -> None:
         """It is answered."""
-        self._limit.answer(who, time.monotonic())
+        self._listener.connections.answer(who)
 
     def disconnect(self, who: Who) -> None:
         """Have a connection end."""
-        self._listener.disconnect(who)
+        self._listener.connections.disconnect(who)
 
     @property
     def url(self) -> str:
@@ -198,7 +197,7 @@ class _GatewayServer(uvicorn.Server):
         self._listener = listener
 
     async def on_tick(self, counter: int) -> bool:
-        self._listener.sweep()
+        self._listener.connections.sweep()
         return await super().on_tick(counter)
 
 

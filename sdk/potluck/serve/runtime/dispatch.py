@@ -355,8 +355,8 @@ class Dispatch:
 
     def _least_busy(self, key: PoolKey) -> Loaded | None:
         held = self._held.get(key)
-        left = [each for each in held.loaded if not each.is_lost] if held is not None else []
-        return min(left, key=lambda each: each.n_under_way, default=None)
+        alive = [each for each in held.loaded if not each.is_lost] if held is not None else []
+        return min(alive, key=lambda each: each.n_under_way, default=None)
 
     def _pump(self, device: str) -> None:
         queue = self._queues[device]
@@ -446,12 +446,12 @@ class Dispatch:
         before = [each for held in self._held.values() for each in held.loaded]
         self._held = {}
         for held in pools:
-            left = tuple(each for each in held.loaded if not each.is_lost)
-            if not left:
+            alive = tuple(each for each in held.loaded if not each.is_lost)
+            if not alive:
                 continue
-            n_replicas = -(-held.pool.n_replicas * len(left) // len(held.loaded))
+            n_replicas = -(-held.pool.n_replicas * len(alive) // len(held.loaded))
             pool = Pool(held.pool.allocation, n_replicas, held.pool.way)
-            self._held[pool.key] = LoadedPool(pool, left)
+            self._held[pool.key] = LoadedPool(pool, alive)
         self._handle(Placed(tuple(held.pool for held in self._held.values())))
         self._let_go(before)
 

@@ -63,9 +63,8 @@ class Entrance:
                 f"an entrance takes one row at a time, got {rows}.",
                 next_step="Ask row by row, or the service itself.",
             )
-        program = self._serving.entrances.program(self.name, self.device)
+        program, on_its_way = self._serving.entrances.ask(self.name, self.device, given, limit_s)
         types = program.types(given)
-        asked = self._serving.entrances.ask(self.name, self.device, given, limit_s)
         answer: Future[RoutedAnswer] = Future()
 
         def give(done: "Future[Any]") -> None:
@@ -78,7 +77,7 @@ class Entrance:
             else:
                 answer.set_result(RoutedAnswer(value, found.path, found.hops_s))
 
-        asked.add_done_callback(give)
+        on_its_way.add_done_callback(give)
         return answer
 
     def __repr__(self) -> str:

@@ -95,7 +95,7 @@ class Entrances:
                 {"name": value, "dtype": dtype, "shape": list(shape)}
                 for value, dtype, shape in program.inputs
             ]
-            said = GrantService(
+            message = GrantService(
                 service=service,
                 run=program.run,
                 epoch=program.epoch,
@@ -103,7 +103,7 @@ class Entrances:
                 run_s=run_s[device],
                 limit_s=limit_s,
             )
-            self._say(device, (said, (dump({"inputs": inputs, "peers": peers}),)))
+            self._say(device, (message, (dump({"inputs": inputs, "peers": peers}),)))
         for device in (before.programs if before else {}).keys() - programs.keys():
             self._revoke(device, service)
 
@@ -121,8 +121,8 @@ class Entrances:
 
     def ask(
         self, name: str, device: str, inputs: "Sequence[torch.Tensor]", limit_s: float | None = None
-    ) -> "Future[ServiceAnswer]":
-        """Ask a device for the answer to one row.
+    ) -> "tuple[RowProgram, Future[ServiceAnswer]]":
+        """Ask a device for the answer to one row; gives the program that computes it, too.
 
         Parameters
         ----------
@@ -152,15 +152,15 @@ class Entrances:
                     next_step="Ask the service itself.",
                 )
         standing = self._granted[name]
-        asked = AskService(
+        request = AskService(
             device=device,
             service=standing.service,
             left_s=min(standing.limit_s, limit_s or standing.limit_s),
             feeds=feeds,
             expects=program.expects,
         )
-        future: Future[ServiceAnswer] = self._link.ask(asked)
-        return future
+        answer: Future[ServiceAnswer] = self._link.ask(request)
+        return program, answer
 
     def program(self, name: str, device: str) -> RowProgram:
         """What a device computes of it.
@@ -196,7 +196,7 @@ class Entrances:
         if self._link.connected(device):
             self._say(device, (GrantService(service=service), (b"{}",)))
 
-    def _say(self, device: str, said: Payload) -> None:
+    def _say(self, device: str, payload: Payload) -> None:
         """A device that is lost meanwhile has nothing to be granted."""
         with suppress(PotluckError):
-            self._link.ask(RequestAll(requests={device: said})).result()
+            self._link.ask(RequestAll(requests={device: payload})).result()

@@ -1,4 +1,4 @@
-"""The socket of the entrance lets in whom the door lets in, and needs no descriptor to refuse."""
+"""The socket of the entrance lets in whom the limit lets in, and needs no descriptor to refuse."""
 
 import os
 import socket
@@ -11,9 +11,9 @@ from potluck.serve.gateway.connection_limit import ConnectionLimit
 from potluck.serve.gateway.listener import Listener
 
 
-def listening(door):
+def listening(limit):
     bound = socket.create_server(("127.0.0.1", 0))
-    opened = Listener(bound, door)
+    opened = Listener(bound, limit)
     opened.setblocking(False)
     return opened
 
@@ -46,21 +46,21 @@ def test_the_longest_without_a_request_is_disconnected():
 
 
 def test_who_is_closed_makes_room():
-    door = ConnectionLimit(max_open=1)
-    with listening(door) as listener:
+    limit = ConnectionLimit(max_open=1)
+    with listening(limit) as listener:
         for _ in range(5):
             with client(listener):
                 (guest,) = accepted(listener)
-                door.ask(guest.getpeername())
+                limit.ask(guest.getpeername())
                 guest.close()
-                assert len(door) == 0
+                assert len(limit) == 0
 
 
 def test_when_all_have_asked_the_next_one_is_closed_at_once():
-    door = ConnectionLimit(max_open=1)
-    with listening(door) as listener, client(listener):
+    limit = ConnectionLimit(max_open=1)
+    with listening(limit) as listener, client(listener):
         (guest,) = accepted(listener)
-        door.ask(guest.getpeername())
+        limit.ask(guest.getpeername())
         with client(listener) as late:
             assert accepted(listener) == []
             assert late.recv(1) == b""
@@ -68,13 +68,13 @@ def test_when_all_have_asked_the_next_one_is_closed_at_once():
 
 
 def test_a_sweep_parts_from_who_asks_nothing():
-    door = ConnectionLimit(head_s=-1.0)
-    with listening(door) as listener, client(listener) as silent:
+    limit = ConnectionLimit(head_s=-1.0)
+    with listening(limit) as listener, client(listener) as silent:
         (guest,) = accepted(listener)
-        listener.sweep()
+        listener.connections.sweep()
         assert silent.recv(1) == b""
         guest.close()
-        assert len(door) == 0
+        assert len(limit) == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of descriptors there")

@@ -14,7 +14,7 @@ MAX_UNREAD_BYTES = 32 << 20  # of all together
 SOURCE = int(zmq.SRCFD)  # of a frame: which connection it came over
 
 
-class ConnectionLimits:
+class SocketConnections:
     """All of one socket, by descriptor."""
 
     def __init__(self) -> None:
