@@ -11,7 +11,7 @@ from math import inf
 
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.records import Problem
-from potluck.simulate import cost, footprint
+from potluck.simulate import cost, equations, footprint
 from potluck.simulate.engine import TaskGraph, run
 from potluck.simulate.paths import Paths
 
@@ -157,5 +157,7 @@ class _Step:
     def ended_s(self, waits: Waits, part: float) -> float:
         """Seconds until all have taken the optimizer's step on this part of the weights."""
         stop = len(self.table.problem.layers)
-        self._computed(lambda i: part * cost.update_s(self.table, self.devices[i], 0, stop), waits)
+        self._computed(
+            lambda i: part * equations.update_s(self.table, self.devices[i], 0, stop), waits
+        )
         return max(run(self.graph).stop_s)

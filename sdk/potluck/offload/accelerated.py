@@ -40,7 +40,7 @@ from potluck.sessions.events import ExecutionResult
 from potluck.sessions.link import SessionLink
 from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Members
-from potluck.simulate.cost import energy_j
+from potluck.simulate.equations import energy_j
 
 if TYPE_CHECKING:
     import torch

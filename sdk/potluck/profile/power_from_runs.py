@@ -12,7 +12,7 @@ from dataclasses import replace
 from potluck.profile.correction_factors import half_way
 from potluck.provenance import MEASURED
 from potluck.records import Device, Trace
-from potluck.simulate.cost import energy_j
+from potluck.simulate.equations import energy_j
 from potluck.simulate.time_spans import union_s
 
 LEARNED = "learned from runs"

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from potluck.graph.modelgraph import ModelGraph, OperatorNode, still_nodes
 from potluck.records import LayerCost
-from potluck.simulate.cost import ADAMW, ADD_PASSES, UPDATE_PASSES
+from potluck.simulate.cost import ADAMW, UPDATE_PASSES
+from potluck.simulate.equations import ADD_PASSES
 
 
 class Numbers(Protocol):

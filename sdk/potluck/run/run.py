@@ -46,7 +46,7 @@ from potluck.run.update_source import STEP, UpdateRequest, in_use
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
 from potluck.sessions.link import SessionLink
-from potluck.simulate.cost import energy_j
+from potluck.simulate.equations import energy_j
 from potluck.simulate.predict import predict_steps
 from potluck.simulate.time_spans import most_at_once
 from potluck_wire.messages import Reading

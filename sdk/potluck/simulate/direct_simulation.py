@@ -15,7 +15,7 @@ from potluck.schedule.bubbles import StageTimes
 from potluck.schedule.ir import Schedule
 from potluck.schedule.policies import policy
 from potluck.schedule.step import LOSS_BYTES
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, equations, flows
 from potluck.simulate.engine import COMPUTE, TaskGraph, TaskTimes, run
 from potluck.simulate.layout import (
     COPY,
@@ -174,7 +174,7 @@ class StepOutcome:
                     radio[item.to].append((start + stop - free, stop))
         elapsed_s, found = self.latency_s * self.n_steps, {}
         for slot, name in enumerate(names):
-            joules = cost.energy_j(
+            joules = equations.energy_j(
                 self._direct.devices[name], elapsed_s, busy[slot], union_s(radio[slot])
             )
             if joules is not None:
@@ -203,7 +203,7 @@ class StepOutcome:
             events.sort()
             ranges = {(stage.start, stage.stop) for stage in plan.stages if name in stage.devices}
             at_work = max(accumulate((nbytes for _, nbytes in events), initial=0))
-            peaks[name] = cost.resting_bytes(table, ranges) + at_work
+            peaks[name] = equations.resting_bytes(table, ranges) + at_work
         return peaks
 
     def _held(
@@ -236,7 +236,9 @@ class StepOutcome:
             changes += between(forward, backward, kept[number])
         if late >= 0:
             extra_bytes = table.second_gradient_bytes(stage.start, stage.stop, first=False)
-            extra_bytes += cost.working_bytes(table.of(False), stage.start, stage.stop, item.rows)
+            extra_bytes += equations.working_bytes(
+                table.of(False), stage.start, stage.stop, item.rows
+            )
             waiting = table.waiting_bytes(stage.start, stage.stop) * item.rows
             changes += between(late, late, extra_bytes)
             changes += between(backward, late, waiting)
@@ -251,7 +253,7 @@ class StepOutcome:
             item = layout.items[number]
             stage = stages[item.stage]
             table = self._direct.table.of(stage.recompute and learns[item.stage])
-            working[number] = cost.working_bytes(table, stage.start, stage.stop, item.rows)
+            working[number] = equations.working_bytes(table, stage.start, stage.stop, item.rows)
             kept[number] = table.kept_bytes(stage.start, stage.stop) * item.rows
             kept[number] += table.copied_bytes(stage.start, stage.stop)
         return working, kept
@@ -422,12 +424,12 @@ class Direct:
             nbytes = self._nbytes(plan, item)
             if item.kind == SEND:
                 return nbytes, nbytes
-            return cost.copy_s(devices[item.slot], nbytes), nbytes
+            return equations.copy_s(devices[item.slot], nbytes), nbytes
         device = devices[item.slot]
         if item.kind == STEP:
-            return cost.update_s(table, device, stage.start, stage.stop), 0
+            return equations.update_s(table, device, stage.start, stage.stop), 0
         if item.kind == NORMS:
-            return cost.norms_s(table, device, stage.start, stage.stop), NORMS_BYTES
+            return equations.norms_s(table, device, stage.start, stage.stop), NORMS_BYTES
         place = device.name, stage.start, stage.stop, item.rows
         if item.kind == RUN:
             return device.overhead_s + table.forward_s(*place), 0

@@ -2,7 +2,7 @@
 
 from potluck.records import Device
 from potluck.schedule.program_builder import Annotation
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 from potluck_wire.program import Instruction
 
 
@@ -39,7 +39,7 @@ def instruction_s(
             device.overhead_s + backward_s(device.name, note.start, note.stop, note.rows) - weight_s
         )
     if item.op == "step":
-        return cost.update_s(table, device, note.start, note.stop)
+        return equations.update_s(table, device, note.start, note.stop)
     if item.op == "norms":
-        return cost.norms_s(table, device, note.start, note.stop)
-    return cost.copy_s(device, note.nbytes)
+        return equations.norms_s(table, device, note.start, note.stop)
+    return equations.copy_s(device, note.nbytes)

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.records import Stage, Training
-from potluck.simulate.cost import CostTable, resting_bytes, static_bytes, working_bytes
+from potluck.simulate.cost import CostTable
+from potluck.simulate.equations import resting_bytes, static_bytes, working_bytes
 
 
 def memory_bytes(

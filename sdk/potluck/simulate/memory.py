@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import inf, nextafter
 
 from potluck.schedule.program_builder import Annotation, Compiled
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 from potluck.simulate.time_spans import Span
 from potluck_wire.program import BACKWARDS, Instruction
 
@@ -107,7 +107,9 @@ def _segment_memory(
     else:
         table = table.of(note.recompute)
     working = (
-        note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
+        note.nbytes
+        if is_piece
+        else equations.working_bytes(table, note.start, note.stop, note.rows)
     )
     changes += held(start, stop, working)
     if item.op == "run" and key in returning:
@@ -147,4 +149,4 @@ def _static_bytes(
     runs = [notes[item.id] for item in instructions if item.op == "run"]
     # pieces borrow their weights
     ranges = {(note.start, note.stop) for note in runs if note.seconds is None}
-    return cost.resting_bytes(table, ranges)
+    return equations.resting_bytes(table, ranges)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from potluck.records import Event, Problem, Trace
 from potluck.schedule.program_builder import Compiled
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 from potluck.simulate.duration import instruction_s
 from potluck.simulate.engine import TaskTimes, run
 from potluck.simulate.layout import HOME_PRIORITY
@@ -209,7 +209,7 @@ class ProgramSimulation:
             radio = union_s(
                 [(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"]
             )
-            joules = cost.energy_j(device, stop_s, busy[name], radio)
+            joules = equations.energy_j(device, stop_s, busy[name], radio)
             if joules is not None:
                 energy[name] = joules
         return Trace(

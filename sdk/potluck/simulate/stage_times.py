@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from potluck.records import Device, Plan, Stage
 from potluck.schedule.bubbles import StageTimes
 from potluck.schedule.stage_rows import rows_of
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, equations, flows
 
 # seconds of a part of a stage on its rows of a device
 _Part = Callable[[cost.CostTable, Stage, str, int], float]
@@ -73,7 +73,9 @@ def _totals(given: Sequence[flows.OutputGroup]) -> dict[int, tuple[int, int]]:
 def _cut_s(table: cost.CostTable, plan: Plan, p: int, q: int, row_bytes: int) -> float:
     left, right = plan.stages[p], plan.stages[q]
     network = table.problem.network
-    return cost.cut_s(network, row_bytes, left.devices, left.shares, right.devices, right.shares)
+    return equations.cut_s(
+        network, row_bytes, left.devices, left.shares, right.devices, right.shares
+    )
 
 
 def _slowest_s(table: cost.CostTable, stage: Stage, part: _Part) -> float:
@@ -117,9 +119,9 @@ def _fitting(table: cost.CostTable, plan: Plan, device: Device) -> int:
     """How many micro-batches of the stage that keeps most of one a device has room for."""
     having = [stage for stage in plan.stages if device.name in stage.devices]
     own = [(stage, stage.shares[stage.devices.index(device.name)]) for stage in having]
-    resting = cost.resting_bytes(table, {(stage.start, stage.stop) for stage, _ in own})
+    resting = equations.resting_bytes(table, {(stage.start, stage.stop) for stage, _ in own})
     working = max(
-        cost.working_bytes(table.of(stage.recompute), stage.start, stage.stop, rows)
+        equations.working_bytes(table.of(stage.recompute), stage.start, stage.stop, rows)
         + table.second_gradient_bytes(stage.start, stage.stop, first=False)
         for stage, rows in own
     )

@@ -6,7 +6,7 @@ import pytest
 
 from potluck.bench.collectives import BUCKET_BYTES, ddp_s, fsdp_s, units
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import equations
 from potluck.simulate.cost import CostTable
 
 MIB, RATE = 2**20, 10 * 2**20  # bytes per second on each link
@@ -35,7 +35,7 @@ def pair(n_devices=2, sizes=(20, 20), memory=1 << 34):
 
 def both(problem):
     table = CostTable(problem)
-    update_s = cost.update_s(table, problem.devices[0], 0, len(problem.layers))
+    update_s = equations.update_s(table, problem.devices[0], 0, len(problem.layers))
     return ddp_s(problem, table) - update_s, fsdp_s(problem, table) - update_s / len(
         problem.devices
     )

@@ -31,7 +31,8 @@ from potluck.records import (
     Stage,
     Training,
 )
-from potluck.simulate.cost import CostTable, all_reduce_s, cut_s
+from potluck.simulate.cost import CostTable
+from potluck.simulate.equations import all_reduce_s, cut_s
 from potluck.simulate.interpolation import interpolate
 
 

@@ -9,8 +9,9 @@ from tests.sdk.planning.homes import every_plan, later, random_home
 from potluck.bench.optimality import best_s
 from potluck.planning import make_plans
 from potluck.records import Training
-from potluck.simulate.cost import CostTable, update_s
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
+from potluck.simulate.equations import update_s
 
 
 def half_trained(seed, update=0.05):

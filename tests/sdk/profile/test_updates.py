@@ -10,7 +10,7 @@ import potluck
 from potluck.profile import library
 from potluck.profile.roofline import adamw_s
 from potluck.records import Training
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 
 torch = pytest.importorskip("torch")
 OPTIMIZERS = {
@@ -61,13 +61,18 @@ def test_no_estimated_device_passes_more_bytes_than_its_memory_nor_less_than_hal
         table = cost.CostTable(problem)
         for device in problem.devices:
             bus = specs[device.name].need("memory_bytes_per_s")
-            updating_s = cost.update_s(table, device, 0, len(problem.layers)) - device.overhead_s
+            updating_s = (
+                equations.update_s(table, device, 0, len(problem.layers)) - device.overhead_s
+            )
             assert (
                 0.5 <= passes * table.parameter_bytes(0, len(problem.layers)) / updating_s / bus < 1
             )
             assert (
                 0.5
-                <= cost.ADD_PASSES * 1e6 / (cost.copy_s(device, 10**6) - device.overhead_s) / bus
+                <= equations.ADD_PASSES
+                * 1e6
+                / (equations.copy_s(device, 10**6) - device.overhead_s)
+                / bus
                 < 1
             )
 
@@ -95,7 +100,7 @@ def test_a_step_takes_what_was_measured_of_its_own_optimizer():
             for name, costs in problem.costs.items()
         }
         table, device = cost.CostTable(replace(problem, costs=measured)), problem.devices[0]
-        taken_s = cost.update_s(table, device, 1, 3) - device.overhead_s
+        taken_s = equations.update_s(table, device, 1, 3) - device.overhead_s
         assert taken_s == pytest.approx(2 * expected_s)
 
 

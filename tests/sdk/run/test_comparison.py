@@ -11,7 +11,7 @@ from potluck.run.comparison import compare
 from potluck.run.history import measured_trace, metered_j
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult, Timeline
-from potluck.simulate.cost import energy_j
+from potluck.simulate.equations import energy_j
 from potluck.simulate.time_spans import in_turn_s, most_at_once
 from potluck_wire.program import Instruction, Program
 

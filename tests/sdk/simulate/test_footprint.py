@@ -10,8 +10,9 @@ from tests.sdk.simulate.test_direct_simulation import random_plan, random_proble
 
 from potluck.planning.search.local_search import fits
 from potluck.records import Training
-from potluck.simulate.cost import CostTable, static_bytes
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct, in_flight
+from potluck.simulate.equations import static_bytes
 from potluck.simulate.footprint import (
     depth_that_fits,
     least_bytes,

@@ -19,7 +19,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import build, mean_problem, orders
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
-from potluck.simulate.cost import all_reduce_s
+from potluck.simulate.equations import all_reduce_s
 
 # values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
 N_BOUNDS = 24

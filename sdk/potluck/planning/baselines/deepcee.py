@@ -25,7 +25,7 @@ from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.grouping import Grouping, best_grouping, groupings
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost, direct_simulation
+from potluck.simulate import cost, direct_simulation, equations
 
 BEAM = 6  # l of Algorithm 1
 MAX_ITERATIONS = 12
@@ -166,7 +166,7 @@ class BeamSearch:
         if (left, right) not in self._crossings:
             problem, shares = self.table.problem, [self._terms(k).shares for k in (left, right)]
             row_bytes = problem.layers[left[2] - 1].output_bytes
-            self._crossings[left, right] = cost.cut_s(
+            self._crossings[left, right] = equations.cut_s(
                 problem.network, row_bytes, left[0], shares[0], right[0], shares[1]
             )
         return self._crossings[left, right]
@@ -268,7 +268,7 @@ def stage_terms(
     collective_s = 0.0  # AL = V / min(bandwidth)
     if isinstance(table.problem.workload, Training) and len(rows) > 1:
         nbytes = table.summed_bytes(start, stop)
-        collective_s = cost.all_reduce_s(table.problem.network, [n for n, _ in rows], nbytes)
+        collective_s = equations.all_reduce_s(table.problem.network, [n for n, _ in rows], nbytes)
     computing_s = max(f + b for f, b in zip(forward_s, backward_s, strict=True))
     return StageTerms(max(forward_s), computing_s, collective_s, shares)
 

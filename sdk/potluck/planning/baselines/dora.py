@@ -28,7 +28,7 @@ from potluck.planning.plans import is_thrifty
 from potluck.planning.search.local_search import with_depths
 from potluck.planning.search.subset_dp import objective
 from potluck.records import Plan, Problem, Stage, Training
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, equations, flows
 
 K = 4  # plans per state; the paper finds small K near the optimum (Fig. 17)
 N_CUTS = 12  # neighbours of few parameters are merged (the paper merges below 5 %)
@@ -147,14 +147,16 @@ def _link(
     problem: Problem, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int
 ) -> PipelineStep:
     network = problem.network
-    forward = cost.cut_s(
+    forward = equations.cut_s(
         network, output_bytes, left.devices, left.shares, right.devices, right.shares
     )
     if not isinstance(problem.workload, Training):
         return PipelineStep(forward)
     return PipelineStep(
         forward,
-        cost.cut_s(network, gradient_bytes, right.devices, right.shares, left.devices, left.shares),
+        equations.cut_s(
+            network, gradient_bytes, right.devices, right.shares, left.devices, left.shares
+        ),
     )
 
 
@@ -213,6 +215,6 @@ def _value(search: Search, suffix: Suffix) -> float:
             device = search.table.devices[name]
             busy_s = search.table.forward_s(name, stage.start, stage.stop, rows)
             busy_s += search.table.backward_s(name, stage.start, stage.stop, rows)
-            used = cost.energy_j(device, suffix.seconds, busy_s * search.n_micro_batches, 0.0)
+            used = equations.energy_j(device, suffix.seconds, busy_s * search.n_micro_batches, 0.0)
             energy += used or 0.0
     return objective(problem.qoe, suffix.seconds, energy)

@@ -19,7 +19,7 @@ from math import inf, prod
 from potluck.planning.bounds.latency import least_rates, least_updates_s, way_s, work_s
 from potluck.planning.building_blocks.device_classes import Pattern, classes_of, members
 from potluck.records import Device, Problem
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 
 MAX_SETS = 300  # of devices, alike ones counted once; with more, all devices stand for every set
 N_STEPS = 20  # to better the a_d
@@ -69,7 +69,7 @@ def _patterns(table: cost.CostTable) -> Iterator[Pattern]:
 def holds_weights(table: cost.CostTable, devices: Sequence[Device]) -> bool:
     """Whether these devices have room for the model's weights together."""
     problem, floor_bytes = table.problem, table.floor_bytes
-    needed = cost.static_bytes(table, 0, len(problem.layers)) - floor_bytes
+    needed = equations.static_bytes(table, 0, len(problem.layers)) - floor_bytes
     return needed <= sum(
         max(cost.budget_bytes(problem, device) - floor_bytes, 0) for device in devices
     )

@@ -7,7 +7,7 @@ from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.feasibility import Breach, no_plan, too_big
 from potluck.records import Problem
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 
 ROUNDING = 1e-9
 
@@ -48,6 +48,7 @@ def _layer_too_big(problem: Problem, table: cost.CostTable) -> bool:
     largest = max(table.budgets.values())
     rows = -(-min(candidates.micro_batches(problem)) // len(problem.devices))
     return any(
-        cost.static_bytes(table, i, i + 1) + cost.working_bytes(table, i, i + 1, rows) > largest
+        equations.static_bytes(table, i, i + 1) + equations.working_bytes(table, i, i + 1, rows)
+        > largest
         for i in range(len(problem.layers))
     )

@@ -27,7 +27,7 @@ from potluck.planning.building_blocks.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.records import Device, LayerCost, Network, Problem, Training
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, equations, flows
 from potluck.simulate.interpolation import interpolate
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
@@ -93,7 +93,9 @@ def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
     if not isinstance(table.problem.workload, Training):
         return [0.0] * len(table.problem.layers)
     return [
-        cost.update_s(table, device, i, i + 1) - device.overhead_s - cost.again_s(table, device, i)
+        equations.update_s(table, device, i, i + 1)
+        - device.overhead_s
+        - equations.again_s(table, device, i)
         if learns and layer.trained_bytes
         else 0.0
         for i, (layer, learns) in enumerate(
@@ -388,7 +390,7 @@ class LowerBoundCosts(StageCostTable):
         stop = self.cuts[j]
         table = self.table
         group = self.groups[g]
-        static = cost.static_bytes(table, start, stop)
+        static = equations.static_bytes(table, start, stop)
         if self.is_late() or any(static > self._budgets[d] for d in group):
             return None
         made = (
@@ -400,7 +402,7 @@ class LowerBoundCosts(StageCostTable):
             return None
         if not (self.training and self.learning[stop - 1] and table.trained_bytes(start, stop)):
             return made
-        update = min(cost.update_s(table, self.problem.devices[d], start, stop) for d in group)
+        update = min(equations.update_s(table, self.problem.devices[d], start, stop) for d in group)
         return made._replace(reduce_s=made.reduce_s + update)
 
     def _alone(self, start: int, stop: int, d: int) -> StageCost | None:
@@ -418,8 +420,8 @@ class LowerBoundCosts(StageCostTable):
         )
         room = (
             self._budgets[d]
-            - cost.static_bytes(table, start, stop)
-            - cost.working_bytes(table, start, stop, rows)
+            - equations.static_bytes(table, start, stop)
+            - equations.working_bytes(table, start, stop, rows)
         )
         kept = min(table.of(r).kept_bytes(start, stop) for r in (False, True)) * rows * learns
         depth = min(n, room // kept) if kept else n

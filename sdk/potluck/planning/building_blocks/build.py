@@ -9,7 +9,7 @@ from potluck.planning.building_blocks.closed_form import PipelineStep
 from potluck.planning.building_blocks.stages import communication, estimate_of, make_stage
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 from potluck.simulate.interpolation import interpolate
 
 Group = tuple[str, ...]
@@ -117,7 +117,7 @@ def shared_s(
     roomiest = [max(table.budgets[name] for name in group) for group in groups]
 
     def stage_s(p: int, start: int, stop: int) -> float:
-        if cost.static_bytes(table, start, stop) > roomiest[p]:
+        if equations.static_bytes(table, start, stop) > roomiest[p]:
             return inf
         first, *others = works[p]
         if not others:

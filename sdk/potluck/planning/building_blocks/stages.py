@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from potluck.planning.building_blocks.closed_form import PipelineStep, period_s, request_s, round_s
 from potluck.planning.building_blocks.row_allocation import allocate
 from potluck.records import Problem, Stage, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 
 Estimate = Callable[[Sequence[PipelineStep], int], float]
 
@@ -78,9 +78,9 @@ def execution(table: cost.CostTable, stage: Stage) -> PipelineStep:
         return PipelineStep(forward)
     backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
-    update = max(cost.update_s(table, device, start, stop) for device in devices)
+    update = max(equations.update_s(table, device, start, stop) for device in devices)
     return PipelineStep(
-        forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
+        forward, backward, equations.all_reduce_s(problem.network, stage.devices, nbytes) + update
     )
 
 
@@ -95,12 +95,12 @@ def communication(problem: Problem, left: Stage, right: Stage) -> PipelineStep:
         The stages before and behind the cut.
     """
     network, layer = problem.network, problem.layers[left.stop - 1]
-    forward = cost.cut_s(
+    forward = equations.cut_s(
         network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares
     )
     if not isinstance(problem.workload, Training):
         return PipelineStep(forward)
-    back = cost.cut_s(
+    back = equations.cut_s(
         network, layer.gradient_bytes, right.devices, right.shares, left.devices, left.shares
     )
     return PipelineStep(forward, back)

@@ -17,7 +17,7 @@ from potluck.errors import PlanError, UserError
 from potluck.planning.building_blocks.build import build
 from potluck.planning.building_blocks.device_classes import alike
 from potluck.records import HOME, Plan, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, equations
 
 NAMES = ("A100", "V100", "P100", "T4")  # the device types that its code knows
 MS = 1e-3
@@ -92,7 +92,7 @@ def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) ->
         (layer.parameter_bytes + copies * layer.trained_bytes + rows * layer.activation_bytes) / MIB
         for layer in problem.layers
     ]
-    update_ms = cost.update_s(table, problem.device(device), 0, n) / MS
+    update_ms = equations.update_s(table, problem.device(device), 0, n) / MS
     document = {
         "model": {
             "model_name": problem.model,

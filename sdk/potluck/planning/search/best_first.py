@@ -28,7 +28,7 @@ from potluck.planning.search.tight_memory import score_flat_too
 from potluck.planning.search.work_budget import LABEL_S, WorkBudget
 from potluck.records import Plan, Stage, Training
 from potluck.schedule.rows import overlaps
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, equations, flows
 
 MAX_OPTIONS = 60  # ways to share the rows of a micro-batch; of more, rows go in blocks
 MAX_TRIED = 12_000  # layers put on devices, some 0.05 s
@@ -159,7 +159,7 @@ class BestFirst:
         """Bytes of a layer on each device of an option at the least: of one micro-batch, where
         activations are kept, all of them when its backward begins.
         """
-        standing = cost.static_bytes(self.table, layer, layer + 1) - self.table.floor_bytes
+        standing = equations.static_bytes(self.table, layer, layer + 1) - self.table.floor_bytes
         keeps = self._training and not self.table.recomputes
         keeps = keeps and not self.table.runs_ahead(layer, layer + 1)
         row_bytes = self.table.activation_bytes(layer, layer + 1) if keeps else 0

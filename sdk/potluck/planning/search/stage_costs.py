@@ -20,7 +20,7 @@ from potluck.planning.search.link_costs import LinkCost, busiest_medium, links_o
 from potluck.planning.search.row_choices import block_rows, in_blocks
 from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps
-from potluck.simulate import cost, footprint
+from potluck.simulate import cost, equations, footprint
 
 
 class StageCost(NamedTuple):
@@ -209,7 +209,7 @@ class StageCostTable:
 
     def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
         """What a device of the stage needs however few rows it has: never less for more layers."""
-        return cost.static_bytes(self.table, start, stop) + footprint.reducing_bytes(
+        return equations.static_bytes(self.table, start, stop) + footprint.reducing_bytes(
             self.table, start, stop, replicas
         )
 
@@ -274,7 +274,7 @@ class StageCostTable:
         key = start, stop, index
         if key not in self._updates:
             device = self.problem.devices[index]
-            self._updates[key] = cost.update_s(self.table, device, start, stop)
+            self._updates[key] = equations.update_s(self.table, device, start, stop)
         return self._updates[key]
 
     def _ring(self, g: int) -> tuple[float, float]:
