@@ -2,4 +2,4 @@
 not: longer than the busiest machine takes, as only a failing test waits so long. What raises by
 itself is waited for without end: pytest's own timeout ends that."""
 
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0

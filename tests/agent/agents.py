@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent import fault_log
 from potluck_wire.frames import decode, encode
@@ -58,7 +58,7 @@ class RunningAgent:
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-m", "potluck_agent", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @contextmanager
@@ -114,11 +114,11 @@ def agent(
         if process.poll() is None:
             process.terminate()
         try:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         finally:
             process.kill()
             process.stdout.close()
-        _, survivors = psutil.wait_procs(children, PATIENCE_S)
+        _, survivors = psutil.wait_procs(children, TIMEOUT_S)
         assert not survivors
     assert not faults_of(directory), faults_of(directory)
 
@@ -164,7 +164,7 @@ class RawPeer:
             self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
 
     def receive(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:
-        assert self.sockets[channel].poll(PATIENCE_S * 1000), f"nothing came on {channel.value}"
+        assert self.sockets[channel].poll(TIMEOUT_S * 1000), f"nothing came on {channel.value}"
         return decode(self.sockets[channel].recv_multipart(), channel)
 
     def ask(self, message: Message, *buffers: bytes) -> Message:
@@ -181,7 +181,7 @@ class RawPeer:
 def pair(port: int, code: str, keys: Keys, name: str = "ada") -> ControllerSide:
     """Pair over the real port; raises PairingFailed as the notebook would."""
     side = ControllerSide(secret=code, name=name, key=keys.public)
-    with socket.create_connection(("127.0.0.1", port + PAIRING_OFFSET), PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port + PAIRING_OFFSET), TIMEOUT_S) as connection:
         connection.sendall(pack(side.first()))
         reader = StreamReader(Channel.PAIRING)
         while side.paired is None:

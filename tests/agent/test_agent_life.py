@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent, command, pair
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_wire import limits
 from potluck_wire.messages import Channel, Ping, Pong
@@ -59,7 +59,7 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
             assert isinstance(other.ask(Ping(seq=1)), Pong)
             monitor = peer.sockets[Channel.PULSE].get_monitor_socket(zmq.EVENT_DISCONNECTED)
             assert running.command("forget", "bob").returncode == 0
-            assert monitor.poll(PATIENCE_S * 1000)  # the connection itself is cut
+            assert monitor.poll(TIMEOUT_S * 1000)  # the connection itself is cut
             peer.say(Ping(seq=2))
             assert peer.hears_nothing()
             while not other.sockets[Channel.PULSE].poll(100):
@@ -79,7 +79,7 @@ def test_a_code_that_strangers_guessed_at_is_shown_no_longer(tmp_path):
             for _ in range(limits.PAIRING_TRIES):
                 with pytest.raises(PairingFailed, match="wrong"):
                     pair(running.port, wrong, STRANGER)
-            _, error = process.communicate(timeout=PATIENCE_S)
+            _, error = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 1
         assert "the code is dead" in error
         assert "Was it you?" in error
@@ -108,7 +108,7 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
         for _ in range(n_times):
             with shower(tmp_path) as (process, code):
                 pair(running.port, code, bob, "bob")
-                output, error = process.communicate(timeout=PATIENCE_S)
+                output, error = process.communicate(timeout=TIMEOUT_S)
                 assert (process.returncode, error) == (0, "")
                 assert "paired with bob" in output
 
@@ -217,7 +217,7 @@ def heard():
 def test_a_signal_ends_it_in_good_order(tmp_path, number, heard):
     with agent(tmp_path) as running:
         running.process.send_signal(number)
-        assert running.process.wait(PATIENCE_S) == 0
+        assert running.process.wait(TIMEOUT_S) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.log", "identity.json"]
 
 
@@ -251,7 +251,7 @@ def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
         starter.kill()
         starter.wait()
         starter.stdout.close()
-    gone, _ = psutil.wait_procs([orphan], PATIENCE_S)
+    gone, _ = psutil.wait_procs([orphan], TIMEOUT_S)
     assert gone == [orphan]
 
 
@@ -268,7 +268,7 @@ def test_two_devices_of_one_name_are_both_announced(tmp_path):
         for.
         """
         wanted = {agent.port for agent in agents}
-        found = browse(PATIENCE_S, enough=lambda found: wanted <= set(ports(found)))
+        found = browse(TIMEOUT_S, enough=lambda found: wanted <= set(ports(found)))
         return {
             name: tuple(a for a in places if a.port in wanted) for name, places in found.items()
         }
@@ -313,7 +313,7 @@ def test_too_few_descriptors_are_said_in_one_sentence(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     assert started.returncode != 0
     assert "may have 60 files and connections open, and needs" in started.stderr

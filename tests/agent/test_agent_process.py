@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent
 from tests.agent.core.core_driver import add, cut, plan, recv, send
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_wire import limits, statement
 from potluck_wire.frames import encode
@@ -156,7 +156,7 @@ def test_a_huge_frame_before_the_handshake_takes_no_memory(jetson, ada):
             + b"\x06"
             + struct.pack(">Q", 2**62)
         )
-        raw.settimeout(PATIENCE_S)
+        raw.settimeout(TIMEOUT_S)
         wait_until_hung_up(raw)
     assert isinstance(ada.ask(Ping(seq=1)), Pong)
     assert psutil.Process(jetson.process.pid).memory_info().rss < before + 32 * 2**20

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
 from tests.agent.core.core_driver import add, cut, plan, recv, send, value
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.testing.hostile_worker import DOES, HONEST
 from potluck_wire.messages import (
@@ -71,7 +71,7 @@ def outcome(ada):
     for channel in (Channel.CONTROL, Channel.DATA):
         poller.register(ada.sockets[channel], zmq.POLLIN)
     while True:
-        ready = dict(poller.poll(PATIENCE_S * 1000))
+        ready = dict(poller.poll(TIMEOUT_S * 1000))
         if ada.sockets[Channel.CONTROL] in ready:
             return ada.receive()[0]
         assert ready, "the step does not end"

@@ -11,7 +11,7 @@ from tests.agent.agents import Keys, RawPeer, agent, command
 from tests.agent.core.core_driver import plan, recv
 from tests.agent.meters.test_conditions import battery
 from tests.agent.meters.test_meters import plant
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_wire import statement
 from potluck_wire.messages import (
@@ -101,7 +101,7 @@ def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
         assert running.alive
         assert isinstance(peer.ask(Drop(run="r")), Dropped)
         assert isinstance(peer.receive()[0], Goodbye)
-        assert running.process.wait(PATIENCE_S) == 0
+        assert running.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.long
@@ -117,7 +117,7 @@ def test_told_twice_or_too_late_it_ends_all_the_same(tmp_path, again):
         assert isinstance(peer.receive()[0], Leaving)
         if again:
             running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(PATIENCE_S) == 0
+        assert running.process.wait(TIMEOUT_S) == 0
 
 
 def test_a_rule_that_cannot_be_kept_here_is_refused_at_the_start(tmp_path):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck import cli
 from potluck.bench import harness
@@ -130,7 +130,7 @@ def test_a_device_is_discovered_and_paired(tmp_path):
         from potluck.discover.mdns import browse
 
         # it looks for a free name before it says that it is there: nobody types so fast
-        assert name in browse(PATIENCE_S, enough=lambda found: name in found)
+        assert name in browse(TIMEOUT_S, enough=lambda found: name in found)
         text = snippet("home.pair(").replace('"4829 1305"', repr(ready["code"]))
         text = text.replace('"jetson"', repr(name))
         names = {"potluck": potluck}

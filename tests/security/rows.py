@@ -8,7 +8,7 @@ from tests.security.known_attacks import ATTACKS
 from tests.security.notebook_rows import TAKEN_OVER_AGENTS
 from tests.security.row import Row, tests_of
 
-_STRIKES = tests_of(
+_INJECTIONS = tests_of(
     "sdk/run/test_faults:test_killed_while_a_plan_is_deployed "
     "test_killed_in_training_and_its_switch test_killed_while_requests_are_answered"
 )
@@ -30,7 +30,7 @@ ROWS: dict[str, Row] = {
         "training goes on without it, from a snapshot on the notebook, and equals one machine; "
         "every request is answered once, by what is left; without protection the run ends and names the device, and from its saved file it equals "
         "the undisturbed one to the bit; no step is lost or applied twice",
-        _STRIKES
+        _INJECTIONS
         + _CHAOS
         + _RECOVERY
         + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
@@ -119,7 +119,7 @@ ROWS: dict[str, Row] = {
         "plans are switched under load, and something dies meanwhile",
         "training equals one machine to the bit; a switch that fails leaves the old plan at work; "
         "each request is answered once",
-        _STRIKES[1:]
+        _INJECTIONS[1:]
         + tests_of(
             "sdk/run/test_switching:test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit "
             "test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work "

@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import DeviceGone, FileError, PotluckError, WorkerFailed
@@ -41,18 +41,18 @@ def plan_of(model):
     return make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
 
 
-def strike(home, device, how):
+def kill(home, device, how):
     """Kill an agent or its worker, or send the worker another signal."""
     victim, number = how
     process = psutil.Process(agents_of(home).process(device).pid)
-    struck = [process] if victim == "agent" else agents_of(home).workers(device)
-    struck[0].send_signal(number)
+    victims = [process] if victim == "agent" else agents_of(home).workers(device)
+    victims[0].send_signal(number)
 
 
 def mend(home, device, how):
     """A device whose agent is dead comes back."""
     if how[0] == "agent":
-        agents_of(home).process(device).wait(PATIENCE_S)
+        agents_of(home).process(device).wait(TIMEOUT_S)
         agents_of(home).restart(device)
     while device not in home.devices.ready:
         try:
@@ -90,7 +90,7 @@ def test_f14_chaos_changes_nothing_that_is_learned(
         while run.step < until and not at_work.done:
             pass
         device, how = rng.choice((A, B)), HOW[number % len(HOW)]
-        strike(home, device, how)
+        kill(home, device, how)
         with pytest.raises((DeviceGone, WorkerFailed), match=device):
             at_work.wait()
         run.close()

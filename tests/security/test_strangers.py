@@ -12,7 +12,7 @@ import psutil
 import pytest
 import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import HANDSHAKE_S, LINGER_MS, MAX_BUFFER_BYTES, MAX_UNREAD_BYTES
@@ -70,7 +70,7 @@ def test_s3_silent_connections_are_cut_off(jetson, record_property):
         ]
         assert isinstance(ada.ask(Ping(seq=1)), Pong)
         for one in silent:
-            one.settimeout(max(PATIENCE_S, 5 * HANDSHAKE_S))
+            one.settimeout(max(TIMEOUT_S, 5 * HANDSHAKE_S))
             with suppress(ConnectionError):
                 while one.recv(4096):
                     pass
@@ -129,7 +129,7 @@ def test_s3_a_frame_of_a_gibibyte_takes_no_memory(jetson):
     before = rss_bytes(jetson)
     for port in ports(jetson):
         with socket.create_connection(("127.0.0.1", port)) as one:
-            one.settimeout(PATIENCE_S)
+            one.settimeout(TIMEOUT_S)
             one.sendall(
                 GREETING + b"CURVE" + bytes(15) + bytes(32) + b"\x06" + struct.pack(">Q", 1 << 30)
             )
@@ -239,14 +239,14 @@ def test_s10_a_recorded_session_played_again_says_nothing(jetson):
     try:
         dealer = dealer_over(context, jetson, between.port)
         dealer.send_multipart(encode(Ping(seq=5)))
-        assert dealer.poll(PATIENCE_S * 1000)
+        assert dealer.poll(TIMEOUT_S * 1000)
         recorded = bytes(between.sent)
     finally:
         context.destroy(LINGER_MS)
         between.close()
     assert len(recorded) > 300
     with socket.create_connection(("127.0.0.1", pulse_port(jetson))) as again:
-        again.settimeout(max(PATIENCE_S, 5 * HANDSHAKE_S))
+        again.settimeout(max(TIMEOUT_S, 5 * HANDSHAKE_S))
         again.sendall(recorded)
         heard = b""
         with suppress(ConnectionError):

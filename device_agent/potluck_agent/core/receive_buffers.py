@@ -19,7 +19,7 @@ from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 AGENT, WORKER = "agent", "worker"  # who can hold a place
 # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
-PATIENCE_S = 0.2
+CREDIT_DELAY_S = 0.2
 
 
 class Space:
@@ -223,7 +223,7 @@ class ReceiveBuffers:
 
     def credit(self, now_s: float) -> list[ToPeer]:
         """Credit that has waited for too long."""
-        due = [key for key, since_s in self._unsettled.items() if now_s >= since_s + PATIENCE_S]
+        due = [key for key, since_s in self._unsettled.items() if now_s >= since_s + CREDIT_DELAY_S]
         for key in due:
             del self._unsettled[key]
         return [
@@ -234,7 +234,7 @@ class ReceiveBuffers:
 
     def wake_s(self) -> float | None:
         """When `credit` is to be called again, if no event comes first."""
-        return min(self._unsettled.values()) + PATIENCE_S if self._unsettled else None
+        return min(self._unsettled.values()) + CREDIT_DELAY_S if self._unsettled else None
 
     def release(self, offset: int, holder: str = AGENT) -> ChunkOutcome:
         """Somebody lets go of a place; whoever waits for room may get it now."""

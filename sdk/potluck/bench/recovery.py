@@ -79,7 +79,7 @@ def run(settings: Mapping[str, float]) -> Result:
         with Home.over(lab) as home:
             for kind in ("cnn", "transformer")[: int(settings["models"])]:
                 played = RecoveryCase(home, lab.agents, kind, settings)
-                played.strike(random.Random(f"{settings['seed']} {name} {kind}"), found)
+                played.kill(random.Random(f"{settings['seed']} {name} {kind}"), found)
                 if not number and kind == "cnn":
                     overhead = played.overhead_frac()
     figures = {
@@ -124,7 +124,7 @@ class RecoveryCase:
         optimizer = None if "resume" in options else AdamW(LEARNING_RATE)
         return self.home.deploy(plan, self.model, optimizer=optimizer, **options).wait()
 
-    def strike(self, rng: random.Random, found: RecoveryTimes) -> None:
+    def kill(self, rng: random.Random, found: RecoveryTimes) -> None:
         """Kill, again and again, while one training goes on; then look what was learned."""
         running = self.deploy(self.plan)
         ends = StepMoments()

@@ -73,8 +73,8 @@ def memory_of(home: Home) -> MemoryLab:
 
 
 @contextmanager
-def at(home: Home, moment: Moment, strike: Callable[[], None], *, after: int = 0) -> Iterator[None]:
-    """Call `strike()` once, when that moment comes while this block is open.
+def at(home: Home, moment: Moment, fault: Callable[[], None], *, after: int = 0) -> Iterator[None]:
+    """Call `fault()` once, when that moment comes while this block is open.
 
     It is called in the thread of the home's link, before the message leaves.
 
@@ -84,19 +84,19 @@ def at(home: Home, moment: Moment, strike: Callable[[], None], *, after: int = 0
         Any.
     moment
         What the notebook is about to say.
-    strike
+    fault
         Kills, cancels, whatever: must be quick.
     after
         So many messages to the notebook later.
     """
-    watch(home, moment, strike, after=after)
+    watch(home, moment, fault, after=after)
     try:
         yield
     finally:
         link_of(home).watch(None)
 
 
-def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int = 0) -> None:
+def watch(home: Home, moment: Moment, fault: Callable[[], None], *, after: int = 0) -> None:
     """As `at`, until the home is closed.
 
     Parameters
@@ -105,7 +105,7 @@ def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int 
         Any.
     moment
         What the notebook is about to say.
-    strike
+    fault
         What is called.
     after
         So many messages to the notebook later.
@@ -120,7 +120,7 @@ def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int 
             left -= isinstance(event, Received)
         if left == 0:
             left = -1
-            strike()
+            fault()
 
     link_of(home).watch(observe)
 

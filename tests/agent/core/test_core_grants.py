@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from tests.agent.core.core_cluster import DOUBLE, LIMIT_S, SERVICE, CoreCluster, X, floats, may
 from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
-from tests.agent.core.core_house import DOUBLE, LIMIT_S, SERVICE, House, X, floats, may
 
 from potluck_agent.core.events import FromPeer
 from potluck_wire import messages as m
@@ -18,25 +18,25 @@ def ask(number=1, service=SERVICE, left_s=LIMIT_S, path=("a",)):
     return m.Ask(number=number, service=service, left_s=left_s, path=path)
 
 
-def codes_heard(house, request, *, sender="a", to="b", **changes):
+def codes_heard(cluster, request, *, sender="a", to="b", **changes):
     """The codes that a member hears of its own request and its input."""
-    n_heard = len(house.ended_for(sender))
-    house.as_member(sender, to, request)
-    house.as_member(sender, to, house.value(request.number, **changes), VALUE)
-    return [each.code for each in house.ended_for(sender)[n_heard:]]
+    n_heard = len(cluster.ended_for(sender))
+    cluster.as_member(sender, to, request)
+    cluster.as_member(sender, to, cluster.value(request.number, **changes), VALUE)
+    return [each.code for each in cluster.ended_for(sender)[n_heard:]]
 
 
 def granted(*peers, names="abc", **changes):
-    house = House(names)
-    answer = house.grant("b", *(peers or (may("a"),)), **changes)
+    cluster = CoreCluster(names)
+    answer = cluster.grant("b", *(peers or (may("a"),)), **changes)
     assert isinstance(answer, m.ServiceGranted), answer
-    return house
+    return cluster
 
 
 def test_who_is_granted_a_service_is_answered():
-    house = granted()
-    assert codes_heard(house, ask()) == [""]
-    outputs = [v for s, to, v in house.said if to == "a" and isinstance(v, m.Value)]
+    cluster = granted()
+    assert codes_heard(cluster, ask()) == [""]
+    outputs = [v for s, to, v in cluster.said if to == "a" and isinstance(v, m.Value)]
     assert [(v.run, v.program, v.step, v.name) for v in outputs] == [("", ANSWER, 1, "y")]
 
 
@@ -58,36 +58,36 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_refuses_by_name_before_anything_is_computed(what):
     request, sender, code = REFUSED[what]
-    house = granted()
-    assert codes_heard(house, request, sender=sender) == [code]
-    assert house.n_computed == 0
-    assert house.cores["b"].held.n_asks == 0
-    assert codes_heard(house, ask(number=2)) == [""]  # nobody else is harmed
+    cluster = granted()
+    assert codes_heard(cluster, request, sender=sender) == [code]
+    assert cluster.n_computed == 0
+    assert cluster.cores["b"].held.n_asks == 0
+    assert codes_heard(cluster, ask(number=2)) == [""]  # nobody else is harmed
 
 
 def test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service():
-    house = granted()
-    house.as_member("c", "b", ask(1, SERVICE, path=("c",)))
-    house.as_member("c", "b", ask(2, "x", path=("c",)))
-    first, second = house.ended_for("c")
+    cluster = granted()
+    cluster.as_member("c", "b", ask(1, SERVICE, path=("c",)))
+    cluster.as_member("c", "b", ask(2, "x", path=("c",)))
+    first, second = cluster.ended_for("c")
     assert (first.code, first.text) == (second.code, second.text)
 
 
 def test_a_granted_member_of_another_home_is_nobody_here():
-    house = granted()
-    rows = [row for row in house.roster() if row["name"] != "a"]
-    house.tell("b", m.Roster(home="h"), json.dumps(rows).encode())
-    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
+    cluster = granted()
+    rows = [row for row in cluster.roster() if row["name"] != "a"]
+    cluster.tell("b", m.Roster(home="h"), json.dumps(rows).encode())
+    assert codes_heard(cluster, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
-    house = granted()
-    core = house.cores["b"]
+    cluster = granted()
+    core = cluster.cores["b"]
     heard = []
 
     def other(message, *buffers):
         event = FromPeer(sender=OTHER_SENDER, message=message, buffers=buffers)
-        for action in core.handle(event, house.now_s):
+        for action in core.handle(event, cluster.now_s):
             if getattr(action, "key", "") == OTHER_KEY:
                 heard.append(action.message)
 
@@ -101,79 +101,79 @@ def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
     other(m.GrantService(run="r-b", **{**fields, "service": "mine"}), document)
     assert heard[-1].code == RefusalCode.UNKNOWN_RUN
     other(m.GrantService(service=SERVICE), document)  # it withdraws nothing either
-    assert codes_heard(house, ask()) == [""]
+    assert codes_heard(cluster, ask()) == [""]
 
 
 def test_a_revoked_member_may_not_ask_and_what_it_has_under_way_ends():
-    house = granted()
-    house.workers["b"].answers = False
-    assert codes_heard(house, ask()) == []
-    house.grant("b", may("c"))
-    assert [each.code for each in house.ended_for("a")] == [RefusalCode.NOT_GRANTED]
-    house.workers["b"].answers = True
-    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
-    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
+    cluster = granted()
+    cluster.workers["b"].answers = False
+    assert codes_heard(cluster, ask()) == []
+    cluster.grant("b", may("c"))
+    assert [each.code for each in cluster.ended_for("a")] == [RefusalCode.NOT_GRANTED]
+    cluster.workers["b"].answers = True
+    assert codes_heard(cluster, ask(2)) == [RefusalCode.NOT_GRANTED]
+    assert codes_heard(cluster, ask(path=("c",)), sender="c") == [""]
 
 
 def test_a_service_that_is_withdrawn_is_unknown():
-    house = granted()
-    assert isinstance(house.grant("b", run=""), m.ServiceGranted)
-    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
+    cluster = granted()
+    assert isinstance(cluster.grant("b", run=""), m.ServiceGranted)
+    assert codes_heard(cluster, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_grant_is_over_when_its_time_is():
-    house = granted(lasts_s=5.0)
-    house.tick(4.9)
-    assert codes_heard(house, ask()) == [""]
-    house.tick(0.1)
-    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    cluster = granted(lasts_s=5.0)
+    cluster.tick(4.9)
+    assert codes_heard(cluster, ask()) == [""]
+    cluster.tick(0.1)
+    assert codes_heard(cluster, ask(2)) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_grant_that_was_renewed_goes_on():
-    house = granted(lasts_s=5.0)
-    house.tick(4.0)
-    house.grant("b", may("a"), lasts_s=5.0)
-    house.tick(4.0)
-    assert codes_heard(house, ask()) == [""]
+    cluster = granted(lasts_s=5.0)
+    cluster.tick(4.0)
+    cluster.grant("b", may("a"), lasts_s=5.0)
+    cluster.tick(4.0)
+    assert codes_heard(cluster, ask()) == [""]
 
 
 def test_a_grant_is_gone_with_its_run():
-    house = granted()
-    house.tell("b", m.Drop(run="r-b"))
-    assert codes_heard(house, ask()) == [RefusalCode.UNKNOWN_RUN]
-    house.tell("b", m.Goodbye())
-    assert codes_heard(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    cluster = granted()
+    cluster.tell("b", m.Drop(run="r-b"))
+    assert codes_heard(cluster, ask()) == [RefusalCode.UNKNOWN_RUN]
+    cluster.tell("b", m.Goodbye())
+    assert codes_heard(cluster, ask(2)) == [RefusalCode.NOT_GRANTED]
 
 
 def test_nobody_asks_more_often_than_was_granted():
-    house = granted(may("a", 2.0), may("c", 2.0))
-    house.tick(1.0)
-    codes = [code for number in range(1, 6) for code in codes_heard(house, ask(number))]
+    cluster = granted(may("a", 2.0), may("c", 2.0))
+    cluster.tick(1.0)
+    codes = [code for number in range(1, 6) for code in codes_heard(cluster, ask(number))]
     assert codes == ["", "", *[RefusalCode.TOO_OFTEN] * 3]
-    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
-    house.tick(0.5)
-    assert codes_heard(house, ask(6)) == [""]
-    assert house.n_computed == 4
+    assert codes_heard(cluster, ask(path=("c",)), sender="c") == [""]
+    cluster.tick(0.5)
+    assert codes_heard(cluster, ask(6)) == [""]
+    assert cluster.n_computed == 4
 
 
 def test_a_renewal_gives_nobody_more_at_once():
-    house = granted(may("a", 0.5))
-    assert codes_heard(house, ask(1)) == [""]
-    house.grant("b", may("a", 0.5))
-    assert codes_heard(house, ask(2)) == [RefusalCode.TOO_OFTEN]
+    cluster = granted(may("a", 0.5))
+    assert codes_heard(cluster, ask(1)) == [""]
+    cluster.grant("b", may("a", 0.5))
+    assert codes_heard(cluster, ask(2)) == [RefusalCode.TOO_OFTEN]
 
 
 def test_a_member_that_may_only_be_handed_requests_may_not_ask():
-    house = granted(may("a", 0.0))
-    assert codes_heard(house, ask()) == [RefusalCode.NOT_GRANTED]
+    cluster = granted(may("a", 0.0))
+    assert codes_heard(cluster, ask()) == [RefusalCode.NOT_GRANTED]
 
 
 def test_a_request_that_comes_again_is_not_done_again():
-    house = granted()
-    assert codes_heard(house, ask(5)) == [""]
-    assert codes_heard(house, ask(5))[0] == RefusalCode.PATH
-    assert codes_heard(house, ask(4))[0] == RefusalCode.PATH
-    assert house.n_computed == 1
+    cluster = granted()
+    assert codes_heard(cluster, ask(5)) == [""]
+    assert codes_heard(cluster, ask(5))[0] == RefusalCode.PATH
+    assert codes_heard(cluster, ask(4))[0] == RefusalCode.PATH
+    assert cluster.n_computed == 1
 
 
 WRONG = {
@@ -188,33 +188,33 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_refuses_what_is_not_an_input_that_was_granted(what):
-    house = granted()
-    assert codes_heard(house, ask(), **WRONG[what]) == [RefusalCode.DOCUMENT]
-    assert house.n_computed == 0
-    assert codes_heard(house, ask(2)) == [""]
+    cluster = granted()
+    assert codes_heard(cluster, ask(), **WRONG[what]) == [RefusalCode.DOCUMENT]
+    assert cluster.n_computed == 0
+    assert codes_heard(cluster, ask(2)) == [""]
 
 
 def test_nobody_adds_to_another_one_s_request():
-    house = granted(may("a"), may("c"))
-    house.as_member("a", "b", ask(1))
-    house.as_member("c", "b", house.value(1), VALUE)
-    house.as_member("c", "b", house.value(1, program=ANSWER, name="y"), VALUE)
-    assert house.n_computed == 0
-    house.as_member("a", "b", house.value(1), VALUE)
-    assert [each.code for each in house.ended_for("a")] == [""]
+    cluster = granted(may("a"), may("c"))
+    cluster.as_member("a", "b", ask(1))
+    cluster.as_member("c", "b", cluster.value(1), VALUE)
+    cluster.as_member("c", "b", cluster.value(1, program=ANSWER, name="y"), VALUE)
+    assert cluster.n_computed == 0
+    cluster.as_member("a", "b", cluster.value(1), VALUE)
+    assert [each.code for each in cluster.ended_for("a")] == [""]
 
 
 def test_requests_without_inputs_are_bounded_and_end():
-    house = granted(may("a", 1e6), may("c"))
-    house.tick(1.0)
-    house.workers["b"].answers = False
+    cluster = granted(may("a", 1e6), may("c"))
+    cluster.tick(1.0)
+    cluster.workers["b"].answers = False
     for number in range(1, 2 * MAX_ASKS):
-        house.as_member("a", "b", ask(number))
-    assert house.cores["b"].held.n_asks <= MAX_ASKS
-    house.tick(LIMIT_S)
-    assert house.cores["b"].held.n_asks == 0
-    house.workers["b"].answers = True
-    assert codes_heard(house, ask(path=("c",)), sender="c") == [""]
+        cluster.as_member("a", "b", ask(number))
+    assert cluster.cores["b"].held.n_asks <= MAX_ASKS
+    cluster.tick(LIMIT_S)
+    assert cluster.cores["b"].held.n_asks == 0
+    cluster.workers["b"].answers = True
+    assert codes_heard(cluster, ask(path=("c",)), sender="c") == [""]
 
 
 # --- who was asked lies ---------------------------------------------------------------------------
@@ -233,56 +233,59 @@ LIES = {
 
 @pytest.mark.parametrize("what", LIES)
 def test_a_path_that_cannot_be_is_not_told_on(what):
-    house = House("abc").grant_all()
-    house.grant("a", may("b"))
-    house.workers["a"].answers = False
+    cluster = CoreCluster("abc").grant_all()
+    cluster.grant("a", may("b"))
+    cluster.workers["a"].answers = False
     for _ in range(10):
-        house.ask("a")
-    house.lost = lambda sender, to, message: to == "b"
-    number = house.ask("a")
-    house.lost = lambda *_: False
-    house.as_member("b", "a", m.AskEnded(number=11, **LIES[what]))  # it is the eleventh that a has
-    ended, output = house.answer(number)
+        cluster.ask("a")
+    cluster.lost = lambda sender, to, message: to == "b"
+    number = cluster.ask("a")
+    cluster.lost = lambda *_: False
+    # it is the eleventh that a has
+    cluster.as_member(
+        "b", "a", m.AskEnded(number=11, **LIES[what])
+    )  # it is the eleventh that a has
+    ended, output = cluster.answer(number)
     assert (ended.code, ended.path, output) == (RefusalCode.PATH, ("a",), None)
 
 
 def test_who_was_not_asked_cannot_answer():
-    house = House("abc").grant_all()
-    house.workers["a"].answers = False
-    house.workers["b"].answers = False
-    house.grant("a", may("b"), may("c", hands_on=False))
+    cluster = CoreCluster("abc").grant_all()
+    cluster.workers["a"].answers = False
+    cluster.workers["b"].answers = False
+    cluster.grant("a", may("b"), may("c", hands_on=False))
     for _ in range(10):
-        house.ask("a")
-    number = house.ask("a")
-    (handed,) = [q for _, to, q in house.said if isinstance(q, m.Ask) and to == "b"]
+        cluster.ask("a")
+    number = cluster.ask("a")
+    (handed,) = [q for _, to, q in cluster.said if isinstance(q, m.Ask) and to == "b"]
     forged = m.AskEnded(number=handed.number, path=("c",), hops_s=(0.1,))
-    house.as_member("c", "a", forged)
-    output = house.value(handed.number, program=ANSWER, name="y")
-    house.as_member("c", "a", output, VALUE)
-    assert not [e for _, e, _ in house.home if isinstance(e, m.AskEnded) and e.number == number]
+    cluster.as_member("c", "a", forged)
+    output = cluster.value(handed.number, program=ANSWER, name="y")
+    cluster.as_member("c", "a", output, VALUE)
+    assert not [e for _, e, _ in cluster.home if isinstance(e, m.AskEnded) and e.number == number]
 
 
 def test_only_those_who_may_be_handed_requests_are_believed_to_be_idle():
-    house = House("abc")
-    house.grant("a", may("b"), may("c", hands_on=False))
-    house.workers["a"].answers = False
+    cluster = CoreCluster("abc")
+    cluster.grant("a", may("b"), may("c", hands_on=False))
+    cluster.workers["a"].answers = False
     idle = m.Standing(service=SERVICE, capacity_per_s=1e9, idle_per_s=1e9, run_s=1e-3)
-    house.as_member("c", "a", idle)
+    cluster.as_member("c", "a", idle)
     for _ in range(11):
-        house.ask("a")
-    assert not [q for _, to, q in house.said if isinstance(q, m.Ask)]
+        cluster.ask("a")
+    assert not [q for _, to, q in cluster.said if isinstance(q, m.Ask)]
 
 
 def test_less_than_nothing_is_not_believed():
-    house = House("abc").grant_all()
-    house.workers["a"].answers = False
+    cluster = CoreCluster("abc").grant_all()
+    cluster.workers["a"].answers = False
     less = {"capacity_per_s": 1.0, "idle_per_s": -1e9, "run_s": 0.1}
-    house.as_member("c", "a", m.Standing(service=SERVICE, **less))
+    cluster.as_member("c", "a", m.Standing(service=SERVICE, **less))
     for _ in range(10):
-        house.ask("a")
-    house.as_member("b", "a", m.Standing(service=SERVICE, **{**less, "idle_per_s": 1e-9}))
-    house.ask("a")
-    assert "c" in [to for _, to, q in house.said if isinstance(q, m.Ask)]
+        cluster.ask("a")
+    cluster.as_member("b", "a", m.Standing(service=SERVICE, **{**less, "idle_per_s": 1e-9}))
+    cluster.ask("a")
+    assert "c" in [to for _, to, q in cluster.said if isinstance(q, m.Ask)]
 
 
 # --- grants that are refused ----------------------------------------------------------------------
@@ -307,10 +310,10 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_refuses_to_grant_what_does_more_than_answer(what):
-    house = House("ab")
-    house.tell("a", m.Prepare(run="r", epoch=0), *plan(*PROGRAMS[what], segments=("s0",)))
-    house.tell("a", m.Commit(run="r", epoch=0))
-    answer = house.grant("a", may("b"), run="r")
+    cluster = CoreCluster("ab")
+    cluster.tell("a", m.Prepare(run="r", epoch=0), *plan(*PROGRAMS[what], segments=("s0",)))
+    cluster.tell("a", m.Commit(run="r", epoch=0))
+    answer = cluster.grant("a", may("b"), run="r")
     assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
 
 
@@ -329,18 +332,18 @@ GRANTS = {
 
 @pytest.mark.parametrize("what", GRANTS)
 def test_refuses_grants_that_do_not_hold(what):
-    house = House("ab")
-    answer = house.grant("a", may("b"), **GRANTS[what])
+    cluster = CoreCluster("ab")
+    answer = cluster.grant("a", may("b"), **GRANTS[what])
     assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
 
 
 @pytest.mark.parametrize("rows", [[may("b"), may("b")], [may("b", -1.0)], [may("home")], [{}]])
 def test_refuses_members_that_do_not_hold(rows):
-    assert House("ab").grant("a", *rows).code == RefusalCode.DOCUMENT
+    assert CoreCluster("ab").grant("a", *rows).code == RefusalCode.DOCUMENT
 
 
 def test_services_are_counted():
-    house = House("a")
-    answers = [house.grant("a", service=f"s{n}") for n in range(MAX_GRANTS + 1)]
+    cluster = CoreCluster("a")
+    answers = [cluster.grant("a", service=f"s{n}") for n in range(MAX_GRANTS + 1)]
     assert isinstance(answers[-2], m.ServiceGranted)
     assert answers[-1].code == RefusalCode.DOCUMENT

@@ -6,7 +6,7 @@ import pytest
 from tests.agent.core.core_driver import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
 from potluck_agent.core.events import Span, ToPeer, ToWorker
-from potluck_agent.core.receive_buffers import PATIENCE_S, ReceiveBuffers
+from potluck_agent.core.receive_buffers import CREDIT_DELAY_S, ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_wire.chunks import PARTS
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
@@ -186,10 +186,10 @@ def test_credit_that_waits_goes_along_with_what_its_sender_is_sent_next():
 def test_credit_waits_for_a_while_at_most():
     patient = Patient()
     patient.take(small(1, chunk_bytes=CHUNK_BYTES), now_s=1.0)
-    patient.take(small(2, chunk_bytes=CHUNK_BYTES), now_s=1.0 + PATIENCE_S / 2)
-    assert patient.incoming.wake_s() == 1.0 + PATIENCE_S
-    assert credited(patient.incoming.credit(1.0 + PATIENCE_S / 2)) == []
-    assert credited(patient.incoming.credit(1.0 + PATIENCE_S)) == [1, 2]
+    patient.take(small(2, chunk_bytes=CHUNK_BYTES), now_s=1.0 + CREDIT_DELAY_S / 2)
+    assert patient.incoming.wake_s() == 1.0 + CREDIT_DELAY_S
+    assert credited(patient.incoming.credit(1.0 + CREDIT_DELAY_S / 2)) == []
+    assert credited(patient.incoming.credit(1.0 + CREDIT_DELAY_S)) == [1, 2]
 
 
 def test_credit_for_half_of_the_window_does_not_wait():

@@ -8,7 +8,7 @@ import threading
 import pytest
 import zmq
 from tests.agent.core.core_driver import MEMBER_KEY, OTHER_KEY
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.core.events import LinkReset, PeerDevice
 from potluck_agent.keys import Identity
@@ -36,13 +36,13 @@ class Names:
     def __call__(self, host):
         self.asked.append(host)
         self.threads.add(threading.current_thread())
-        assert self.may_answer.wait(PATIENCE_S)
+        assert self.may_answer.wait(TIMEOUT_S)
         return self.known.get(host, UNKNOWN)
 
     def answer(self):
         self.may_answer.set()
         for thread in tuple(self.threads):
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_
     links.set((phone,))
     for thread in threading.enumerate():
         if thread.name == "resolve phone.local":
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
     links.tick(1.0)
     assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.net.poller import READ, WRITE, Poller
 
@@ -26,7 +26,7 @@ def pair():
 
 def until_ready(sources):
     """The first who has something to say; a descriptor may move for reasons of its own before."""
-    while not (ready := sources.wait(PATIENCE_S)):
+    while not (ready := sources.wait(TIMEOUT_S)):
         pass
     return ready
 
@@ -73,12 +73,12 @@ def test_descriptors_are_waited_for_beside_sockets(pair):
         os.write(writing, b"x")
         assert until_ready(sources) == {reading}
         theirs.send(b"too")
-        while sources.wait(PATIENCE_S) != {reading, ours}:
+        while sources.wait(TIMEOUT_S) != {reading, ours}:
             pass
         sources.unregister(reading)
         sources.register(writing)
         sources.watch(writing, READ | WRITE)
-        assert writing in sources.wait(PATIENCE_S)
+        assert writing in sources.wait(TIMEOUT_S)
         sources.unregister(writing)
         assert until_ready(sources) == {ours}
     finally:

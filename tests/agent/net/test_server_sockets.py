@@ -4,7 +4,7 @@ import socket
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from zmq.utils import z85
 
 from potluck_agent.errors import AgentError
@@ -72,8 +72,8 @@ def test_strangers_who_come_while_nobody_looks_hold_nobody_up():
     made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
     try:
         for _ in range(1_300):
-            socket.create_connection(("127.0.0.1", made.port), PATIENCE_S).close()
-        with socket.create_connection(("127.0.0.1", made.port), PATIENCE_S) as last:
+            socket.create_connection(("127.0.0.1", made.port), TIMEOUT_S).close()
+        with socket.create_connection(("127.0.0.1", made.port), TIMEOUT_S) as last:
             assert last.recv(1)  # a greeting
     finally:
         for monitor in made.monitors.values():  # so that a failure ends
@@ -93,7 +93,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     keys = tuple(part.decode() for part in zmq.curve_keypair())
     probe = server_sockets.SelfTestClient(context, made, identity, channel, "stranger", keys)
     try:
-        assert probe.monitor.poll(PATIENCE_S * 1000)
+        assert probe.monitor.poll(TIMEOUT_S * 1000)
         probe.watch()
         assert probe.turned_away
         assert not probe.let_in

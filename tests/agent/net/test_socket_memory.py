@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.net import socket_memory
@@ -54,7 +54,7 @@ class Served:
         return seen
 
     def read(self) -> list[Any]:
-        assert self.router.poll(PATIENCE_S * 1000)
+        assert self.router.poll(TIMEOUT_S * 1000)
         self.watch()
         _, *frames = self.router.recv_multipart(copy=False)
         self.inflow.read(self.router, frames)
@@ -131,7 +131,7 @@ def test_strangers_in_their_handshakes_are_cut_before_those_who_are_known(served
     with ExitStack() as stack:
         for _ in range(6):
             stranger = stack.enter_context(
-                socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+                socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S)
             )
             stranger.sendall(half + PART)
         served.until_cut()
@@ -146,7 +146,7 @@ def test_who_has_little_unread_is_not_cut(served):
     for client in clients:
         client.send_multipart([PART] * 2)
     for _ in clients:
-        assert served.router.poll(PATIENCE_S * 1000)
+        assert served.router.poll(TIMEOUT_S * 1000)
         assert served.check() == 0
         assert len(served.read()) == 2
 
@@ -158,7 +158,7 @@ def test_a_connection_is_cut_by_where_a_frame_came_from(served):
     honest.send(b"honest")
     served.read()
     served.inflow.cut(inlet)
-    assert served.watch(PATIENCE_S)
+    assert served.watch(TIMEOUT_S)
     honest.send(b"again")
     while served.read()[0].bytes != b"again":
         pass
@@ -182,11 +182,9 @@ def test_strangers_are_so_many_and_the_oldest_goes_first(served):
         strangers = []
         for _ in range(MAX_STRANGERS + 3):
             strangers.append(
-                stack.enter_context(
-                    socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
-                )
+                stack.enter_context(socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S))
             )
-            assert served.watch(PATIENCE_S)
+            assert served.watch(TIMEOUT_S)
         for stranger in strangers[:3]:
             while stranger.recv(100):  # our side of the handshake, then the end
                 pass

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.agent.agents import RunningAgent, agent, command
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_wire.limits import RELAY_DEVICES_OFFSET
 
@@ -52,7 +52,7 @@ class RunningRelay:
     def line_with(self, text: str) -> str:
         """The next line that it prints with this text."""
         assert self.process.stdout is not None
-        patience = threading.Timer(PATIENCE_S, self.process.kill)
+        patience = threading.Timer(TIMEOUT_S, self.process.kill)
         patience.start()
         try:
             for line in self.process.stdout:
@@ -74,7 +74,7 @@ class RunningRelay:
     def end(self) -> None:
         self.process.terminate()
         try:
-            self.process.communicate(timeout=PATIENCE_S)
+            self.process.communicate(timeout=TIMEOUT_S)
         finally:
             self.process.kill()
 

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
 from tests.agent.relay.relays import HOST, free_ports
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.relay.invitations import Invitation, read_invitation, write_invitation
 from potluck_agent.relay.tunnel import MAX_JOINED, Tunnel
@@ -46,11 +46,11 @@ class LyingRelay:
         self.router.curve_secretkey = self.keys.secret.encode()
         self.router.bind(f"tcp://{HOST}:{self.port}")
         self.dials = socket.create_server((HOST, self.port + RELAY_DIAL_OFFSET), backlog=512)
-        self.dials.settimeout(PATIENCE_S)
+        self.dials.settimeout(TIMEOUT_S)
 
     def registered(self):
         """The route to the device, which has asked to be taken."""
-        assert self.router.poll(PATIENCE_S * 1000)
+        assert self.router.poll(TIMEOUT_S * 1000)
         route, header = self.router.recv_multipart()
         message, _ = decode([header], Channel.RELAY)
         assert (message.major, message.minor) == VERSION
@@ -62,7 +62,7 @@ class LyingRelay:
     def dialled(self):
         """A connection of the device, and the ticket that it says."""
         one, _ = self.dials.accept()
-        one.settimeout(PATIENCE_S)
+        one.settimeout(TIMEOUT_S)
         return one, one.recv(TICKET_BYTES, socket.MSG_WAITALL)
 
     def close(self):

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, pair
 from tests.agent.relay.relays import HOST, behind, relay
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.relay.invitations import read_invitation
 from potluck_wire.frames import encode
@@ -91,7 +91,7 @@ def test_a_stranger_hears_nothing(way, keys):
 
 def hung_up(one):
     """What comes until the other side ends it."""
-    one.settimeout(PATIENCE_S)
+    one.settimeout(TIMEOUT_S)
     heard = b""
     with suppress(ConnectionError):
         while data := one.recv(4096):
@@ -204,7 +204,7 @@ def test_a_device_that_is_removed_is_cut_off_at_once(tmp_path):
         assert ada.ask(Ping(seq=1)).seq == 1
         monitor = ada.sockets[Channel.PULSE].get_monitor_socket(zmq.EVENT_DISCONNECTED)
         assert passing.command("remove", "jetson").returncode == 0
-        assert monitor.poll(PATIENCE_S * 1000)
+        assert monitor.poll(TIMEOUT_S * 1000)
         ada.sockets[Channel.PULSE].disable_monitor()
         monitor.close(0)
         passing.line_with("jetson is removed")
@@ -261,7 +261,7 @@ def test_two_relays_on_one_port_and_a_port_that_is_taken(tmp_path):
             dealer.curve_secretkey = chosen.secret.encode()
             dealer.connect(f"tcp://{HOST}:{passing.port}")
             dealer.send_multipart(encode(Register(major=VERSION[0])))
-            if dealer.poll(PATIENCE_S * 1000):
+            if dealer.poll(TIMEOUT_S * 1000):
                 dealer_heard.append(dealer.recv_multipart()[0])
             context.destroy(LINGER_MS)
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from tests.agent.worker.worker_driver import begin, load
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.worker import fork_server as servers
 from potluck_agent.worker import forked_worker, launch
@@ -49,7 +49,7 @@ def forked(fork_server):
 
 
 def eventually(holds) -> bool:
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while not holds() and time.monotonic() < until_s:
         time.sleep(0.01)
     return holds()
@@ -233,7 +233,7 @@ def test_what_is_no_request_ends_its_connection_and_nothing_else(fork_server, fo
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(fork_server))
         connection.send(message)
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(TIMEOUT_S)
         assert connection.recv(64) in (b"", b"0", b"[]")
     assert is_forked(forked.link, fork_server)
 

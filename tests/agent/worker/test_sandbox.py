@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.agent.worker.worker_driver import begin
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.worker import launch
 from potluck_agent.worker.arena import Arena
@@ -53,7 +53,7 @@ def gone(pid):
 def last_words(link):
     """Read until the worker is gone; why it went."""
     while not link.closed:
-        assert select.select([link.socket], [], [], PATIENCE_S)[0]
+        assert select.select([link.socket], [], [], TIMEOUT_S)[0]
         link.receive()
     return link.exit_reason()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.allocator import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
@@ -60,7 +60,7 @@ class Talk:
             if self.link.closed:
                 raise EOFError(self.link.exit_reason())
             writers = [self.link.socket] if self.link.wants_write else []
-            ready = select.select([self.link.socket], writers, [], PATIENCE_S)
+            ready = select.select([self.link.socket], writers, [], TIMEOUT_S)
             assert any(ready), "the worker does not answer"
             self.link.flush()
             self.waiting += self.link.receive()

@@ -20,8 +20,8 @@ N_MOMENTS, N_FEW = 60, 2
 BEFORE, ACTED = "before it is heard", "done, and its answer is lost"
 
 
-class Struck(Watched):
-    """A home in which the notebook's own messages are counted; one of them meets a strike."""
+class FaultyHome(Watched):
+    """A home in which the notebook's own messages are counted; one of them meets a fault."""
 
     def __init__(self, folder, case):
         super().__init__(folder, case)
@@ -43,7 +43,7 @@ class Struck(Watched):
 
 @pytest.fixture
 def home(tmp_path, case):
-    found = Struck(tmp_path, case)
+    found = FaultyHome(tmp_path, case)
     yield found
     found.close()
     assert found.wrong == []
@@ -66,12 +66,12 @@ def test_who_acts_is_killed_while_a_training_is_looked_at_and_taken_back(
 ):
     home.shared()
 
-    def strike():
+    def fault():
         home.kill("A")
         if is_back:
             home.start("A")
 
-    home.n_asked, home.meets = 0, (number, how, strike)
+    home.n_asked, home.meets = 0, (number, how, fault)
     training = home.attached("A")
     seen = training.losses
     assert seen == case.losses[N_BEFORE:][: len(seen)]

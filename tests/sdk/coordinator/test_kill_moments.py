@@ -53,19 +53,19 @@ class Watched(Coordinators):
     def __init__(self, folder, case, names=("A", "B")):
         super().__init__(folder, names)
         self.case, self.wrong = case, []
-        self._strikes, self._looking = [], threading.Lock()
+        self._faults, self._looking = [], threading.Lock()
         self.at = self._look
 
-    def strike(self, after, act):
+    def inject(self, after, act):
         """Do this so many messages from now."""
-        self._strikes.append((self.n_messages + after, act))
+        self._faults.append((self.n_messages + after, act))
 
-    def struck(self, after, *acts):
+    def inject_all(self, after, *acts):
         """The same; comes back once it was done. Where all is over before, it is not done: nobody
         would bring back who is killed while the end is looked at.
         """
         done = []
-        self.strike(after, lambda: done.append([act() for act in acts]))
+        self.inject(after, lambda: done.append([act() for act in acts]))
         until(lambda: done or self.is_over())
         if self._due(float("inf")):
             return
@@ -80,10 +80,10 @@ class Watched(Coordinators):
             act()
 
     def _due(self, number):
-        """Each of the strikes whose moment has come, once, though several threads look."""
+        """Each of the faults whose moment has come, once, though several threads look."""
         with self._looking:
-            due = [act for at, act in self._strikes if at <= number]
-            self._strikes = [each for each in self._strikes if each[0] > number]
+            due = [act for at, act in self._faults if at <= number]
+            self._faults = [each for each in self._faults if each[0] > number]
         return due
 
     def _check_told(self, name):
@@ -162,14 +162,14 @@ def test_without_a_kill_it_ends_and_both_have_all(home):
 @sample(500, "takeover")
 def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
     training = home.shared()
-    home.strike(moment, lambda: home.kill("A"))
+    home.inject(moment, lambda: home.kill("A"))
     home.ends(training)
 
 
 @sample(60, "hand-over", 0)  # half a minute, now and then
 def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.start("A")
-    home.strike(moment, lambda: home.kill("A"))
+    home.inject(moment, lambda: home.kill("A"))
 
     def comes():
         if "A" not in home.alive:
@@ -187,7 +187,7 @@ def test_killed_while_it_is_copied_whoever_it_was_comes_back(home, moment, name)
     home.start("A")
     home.start("B")
     home.hand_over(home.case.packed, "A")
-    home.strike(moment, lambda: home.kill(name))
+    home.inject(moment, lambda: home.kill(name))
 
     def joins():
         comes_back(home)
@@ -208,7 +208,7 @@ def comes_back(home, names="AB"):
 @sample(400, "both")
 def test_both_are_killed_at_once_and_come_back(home, moment):
     training = home.shared()
-    home.struck(moment, lambda: home.kill("A"), lambda: home.kill("B"))
+    home.inject_all(moment, lambda: home.kill("A"), lambda: home.kill("B"))
     comes_back(home)
     home.ends(training)
 
@@ -218,7 +218,7 @@ def test_both_are_killed_at_once_and_come_back(home, moment):
 def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment):
     training = home.shared()
     home.kill("A")
-    home.struck(moment, lambda: home.kill("B"))
+    home.inject_all(moment, lambda: home.kill("B"))
     comes_back(home, "B")
     home.ends(training)
 
@@ -228,7 +228,7 @@ def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
     training = home.shared()
     home.kill("A")
     home.start("A")
-    home.struck(moment, lambda: home.kill("B"))
+    home.inject_all(moment, lambda: home.kill("B"))
     comes_back(home, "B")
     home.ends(training)
 
@@ -237,7 +237,7 @@ def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
 @sample(400, "parted")
 def test_one_that_is_cut_off_from_the_devices_ends_and_copies_from_the_next(home, moment):
     training = home.shared()
-    home.struck(moment, lambda: home.part("A"))
+    home.inject_all(moment, lambda: home.part("A"))
     until(lambda: "B" in home.acting() or home.is_over())
     home.mend("A")
     home.ends(training)

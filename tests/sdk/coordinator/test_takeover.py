@@ -19,7 +19,7 @@ from potluck.sessions.agent_specs import local_specs
 from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 LONG = 250  # epochs of eight steps
 
 pytestmark = pytest.mark.long
@@ -75,7 +75,7 @@ def devices(tmp_path):
     home.close()
 
 
-def until(true, within_s=PATIENCE_S):
+def until(true, within_s=TIMEOUT_S):
     end_s = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end_s
@@ -126,7 +126,7 @@ def test_who_acts_is_killed_and_the_next_one_in_line_goes_on_where_it_was(device
     devices.processes["c0"].kill()
     again = potluck.Home.attach(state=devices.rings["notebook"].directory)
     assert again.job == training.job
-    again.wait(PATIENCE_S)
+    again.wait(TIMEOUT_S)
     assert again.step > seen
     assert devices.journal("c1").acts == devices.keys["c1"]
     check(again)
@@ -141,6 +141,6 @@ def test_one_that_stood_still_beyond_its_lease_does_no_more(devices):
     until(lambda: devices.journal("c1").acts == devices.keys["c1"])
     devices.processes["c0"].send_signal(signal.SIGCONT)
     until(lambda: devices.journal("c0").acts == devices.keys["c1"])  # it copies from the other
-    training.wait(PATIENCE_S)
+    training.wait(TIMEOUT_S)
     assert training.state == "ended"
     check(training)

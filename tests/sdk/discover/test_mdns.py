@@ -3,7 +3,7 @@
 import secrets
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.discover.mdns import Sightings, browse
 from potluck_agent.net.mdns import Announcement
@@ -63,7 +63,7 @@ def test_a_device_whose_address_came_late_is_asked_for_again(monkeypatch):
 
     monkeypatch.setattr(zeroconf.Zeroconf, "get_service_info", late)
     try:
-        assert name in browse(PATIENCE_S, enough=lambda found: name in found)
+        assert name in browse(TIMEOUT_S, enough=lambda found: name in found)
     finally:
         announced.close()
     assert len(questions) >= 3
@@ -86,7 +86,7 @@ def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch
     name = f"late-{secrets.token_hex(4)}"
     announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=noted.append)
     try:
-        assert name in browse(PATIENCE_S, enough=lambda found: name in found)
+        assert name in browse(TIMEOUT_S, enough=lambda found: name in found)
     finally:
         announced.close()
     (text,) = noted
@@ -114,7 +114,7 @@ def test_an_announcement_that_failed_half_way_takes_its_own_name_again(monkeypat
     name = f"half-{secrets.token_hex(4)}"
     announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=noted.append)
     try:
-        found = browse(PATIENCE_S, enough=lambda found: name in found and len(names) > 1)
+        found = browse(TIMEOUT_S, enough=lambda found: name in found and len(names) > 1)
     finally:
         announced.close()
         stale[0].close()

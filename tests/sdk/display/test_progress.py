@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.display import progress
 from potluck.handle import Handle
@@ -22,14 +22,14 @@ def work(title="profiling"):
     def carry_out(task):
         tasks.append(task)
         started.set()
-        let_go.wait(PATIENCE_S)
+        let_go.wait(TIMEOUT_S)
         if let_go.error:
             raise let_go.error
         return "result"
 
     let_go.error = None
     handle = Handle(carry_out, title)
-    started.wait(PATIENCE_S)
+    started.wait(TIMEOUT_S)
     return handle, tasks[0], let_go
 
 
@@ -39,7 +39,7 @@ def end(handle, let_go, error=None):
     handle.on_done(lambda _handle: heard.set())
     let_go.error = error
     let_go.set()
-    assert heard.wait(PATIENCE_S)
+    assert heard.wait(TIMEOUT_S)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck import display_hooks, handle
 from potluck.errors import UserError
@@ -39,7 +39,7 @@ def test_it_tells_how_far_it_is():
     go, seen = threading.Event(), []
 
     def work(task):
-        go.wait(PATIENCE_S)
+        go.wait(TIMEOUT_S)
         task.update(0.5, "half")
         task.update(7.0, "more than all")
         return 1
@@ -65,7 +65,7 @@ def test_the_works_error_is_raised_at_use():
 
 def test_notebooks_that_probe_private_names_do_not_wait():
     go = threading.Event()
-    made = Handle(lambda task: go.wait(PATIENCE_S))
+    made = Handle(lambda task: go.wait(TIMEOUT_S))
     assert not hasattr(made, "_repr_png_")
     assert "0 %" in made._repr_html_()
     go.set()
@@ -106,11 +106,11 @@ def test_a_handle_at_the_end_of_a_cell_is_replaced_by_its_result(monkeypatch):
 
     monkeypatch.setattr(display, "display", show)
     go, heard = threading.Event(), threading.Event()
-    made = Handle(lambda task: go.wait(PATIENCE_S), "waiting")
+    made = Handle(lambda task: go.wait(TIMEOUT_S), "waiting")
     made._ipython_display_()
     made.on_done(lambda handle: heard.set())
     go.set()
-    assert heard.wait(PATIENCE_S)
+    assert heard.wait(TIMEOUT_S)
     texts = [shown["text/plain"] for shown in places[0].shown]
     assert (texts[0], texts[-1]) == ("<waiting: 0%>", "True")
     assert "0 %" in places[0].shown[0]["text/html"]
@@ -125,7 +125,7 @@ def test_cancelling_interrupts_a_wait_inside():
         return task.wait(inner)
 
     made = Handle(work, "waiting")
-    entered.wait(PATIENCE_S)
+    entered.wait(TIMEOUT_S)
     made.cancel()
     with pytest.raises(CancelledError, match=r"waiting was cancelled"):
         made.wait()
@@ -136,7 +136,7 @@ def test_cancelling_stops_at_the_next_check():
     go = threading.Event()
 
     def work(task):
-        go.wait(PATIENCE_S)
+        go.wait(TIMEOUT_S)
         task.check()
 
     made = Handle(work)
@@ -148,7 +148,7 @@ def test_cancelling_stops_at_the_next_check():
 
 def test_a_timeout_leaves_the_work_going():
     go = threading.Event()
-    made = Handle(lambda task: go.wait(PATIENCE_S))
+    made = Handle(lambda task: go.wait(TIMEOUT_S))
     with pytest.raises(TimeoutError):
         made.wait(0.01)
     go.set()
@@ -169,7 +169,7 @@ def test_ctrl_c_while_waiting_cancels_the_work(monkeypatch):
     stopped, go = threading.Event(), threading.Event()
 
     def work(task):
-        go.wait(PATIENCE_S)
+        go.wait(TIMEOUT_S)
         try:
             task.check()
         finally:
@@ -207,13 +207,13 @@ def test_work_that_waits_for_itself_is_told_so():
     outcomes, going = [], threading.Event()
 
     def work(task):
-        going.wait(PATIENCE_S)
+        going.wait(TIMEOUT_S)
         outcomes.append(outcome_of(made.wait))
         outcomes.append(outcome_of(lambda: made.colour))
 
     made = Handle(work, "counting")
     going.set()
-    made.wait(PATIENCE_S)
+    made.wait(TIMEOUT_S)
     assert all(isinstance(error, UserError) for error in outcomes)
     assert "counting would wait for itself" in str(outcomes[0])
     assert "after the work has ended" in str(outcomes[0])
@@ -223,29 +223,29 @@ def test_work_that_waits_for_what_comes_after_it_is_told_so():
     outcomes, going = [], threading.Event()
 
     def work(task):
-        going.wait(PATIENCE_S)
+        going.wait(TIMEOUT_S)
         second = Handle(lambda task: 2, "second", after=first)
         third = Handle(lambda task: 3, "third", after=second)
         outcomes.extend([outcome_of(third.wait), second, third])
 
     first = Handle(work, "first")
     going.set()
-    first.wait(PATIENCE_S)
+    first.wait(TIMEOUT_S)
     error, second, third = outcomes
     assert "third would wait for itself" in str(error)
-    assert (second.wait(PATIENCE_S), third.wait(PATIENCE_S)) == (2, 3)
+    assert (second.wait(TIMEOUT_S), third.wait(TIMEOUT_S)) == (2, 3)
 
 
 def test_one_of_two_that_wait_for_each_other_is_told_so():
     both, going = [], threading.Event()
 
     def work(other):
-        going.wait(PATIENCE_S)
+        going.wait(TIMEOUT_S)
         return outcome_of(both[other].wait)
 
     both += [Handle(lambda task, i=i: work(1 - i), f"work {i}") for i in range(2)]
     going.set()
-    results = [made.wait(PATIENCE_S) for made in both]
+    results = [made.wait(TIMEOUT_S) for made in both]
     assert sum(isinstance(result, UserError) for result in results) >= 1
 
 
@@ -253,16 +253,16 @@ def test_work_may_wait_for_other_work_and_what_follows_it_for_more():
     heard, inner = Future(), Handle(lambda task: 1, "inner")
     made = Handle(lambda task: inner.wait() + 1, "outer")
     made.on_done(lambda done: heard.set_result(Handle(lambda task: 3, after=done).wait()))
-    assert made.wait(PATIENCE_S) == 2
-    assert heard.result(PATIENCE_S) == 3
+    assert made.wait(TIMEOUT_S) == 2
+    assert heard.result(TIMEOUT_S) == 3
 
 
 def test_what_waits_for_its_turn_can_be_cancelled():
     go = threading.Event()
-    first = Handle(lambda task: go.wait(PATIENCE_S), "first")
+    first = Handle(lambda task: go.wait(TIMEOUT_S), "first")
     second = Handle(lambda task: 2, "second", after=first)
     second.cancel()
     with pytest.raises(CancelledError):
-        second.wait(PATIENCE_S)
+        second.wait(TIMEOUT_S)
     go.set()
-    assert first.wait(PATIENCE_S)
+    assert first.wait(TIMEOUT_S)

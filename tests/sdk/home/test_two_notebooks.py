@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.agent.agents import agent
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import OutOfMemory
@@ -46,7 +46,7 @@ def alone(seed):
 def until_it_hears(home, holds):
     """Until what a device says of itself holds."""
     never_set = threading.Event()
-    for _ in range(int(PATIENCE_S * 10)):
+    for _ in range(int(TIMEOUT_S * 10)):
         if holds(home.devices["jetson"].capability):
             return
         never_set.wait(0.1)

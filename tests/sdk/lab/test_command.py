@@ -14,7 +14,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from tests.sdk.lab.homes import interfaces, write_home
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import FileError, UserError
@@ -96,7 +96,7 @@ def command(*arguments):
         [sys.executable, "-m", "potluck.cli", "lab", *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
 
@@ -119,9 +119,9 @@ def up(path, *arguments):
 
 
 def all_gone(process, children):
-    process.wait(PATIENCE_S)
+    process.wait(TIMEOUT_S)
     process.stdout.close()
-    return psutil.wait_procs(children, PATIENCE_S)[1] == []
+    return psutil.wait_procs(children, TIMEOUT_S)[1] == []
 
 
 @pytest.mark.long
@@ -224,7 +224,7 @@ def are_gone(came):
     """
     watcher = subprocess.Popen(["ip", "monitor", "link"], stdout=subprocess.PIPE)
     try:
-        limit_s = time.monotonic() + PATIENCE_S
+        limit_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < limit_s:  # other labs come and go, too, and each is news
             if came - interfaces():
                 return True

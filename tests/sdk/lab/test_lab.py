@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from tests.sdk.lab.homes import AIR_BYTES_PER_S, interfaces, tiny_home, write_home
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.lab.namespaces import Namespaces, missing
@@ -203,7 +203,7 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
 
 def wait_for_script(home):
     scenario = lab_of(home).scenario
-    assert scenario.wait(PATIENCE_S)
+    assert scenario.wait(TIMEOUT_S)
     assert [each for each in scenario.happened if each.failure] == []
 
 
@@ -218,7 +218,7 @@ def test_links_change_as_the_script_says(lab):
     )
     wait_for_script(lab)
     before = crossed_bytes(lab_of(lab).links, "air")
-    assert lab_of(lab).links.flows[-1].wait(PATIENCE_S) == 0
+    assert lab_of(lab).links.flows[-1].wait(TIMEOUT_S) == 0
     assert crossed_bytes(lab_of(lab).links, "air") > before
     lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
     wait_for_script(lab)

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from tests.sdk.lab.homes import write_home
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import UserError
@@ -203,11 +203,11 @@ def test_a_script_changes_the_links_and_devices_are_still_reached(home):
             Flow(at_s=0, source="one", target="two", lasts_s=1000),
         ]
     )
-    assert lab_of(home).scenario.wait(PATIENCE_S)
+    assert lab_of(home).scenario.wait(TIMEOUT_S)
     assert [each.failure for each in lab_of(home).scenario.happened] == [None] * 3
     assert home.devices.need(["one", "two"]) == ("one", "two")
     home.play([Loss(at_s=0, medium="air", loss_frac=0.005)])  # and the flow is over
-    assert lab_of(home).scenario.wait(PATIENCE_S)
+    assert lab_of(home).scenario.wait(TIMEOUT_S)
 
 
 def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
@@ -267,7 +267,7 @@ def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypa
             stream_out.write(await stream_in.read(5))
 
         async with await asyncio.start_server(echo, "127.0.0.1", port):
-            return await asyncio.wait_for(reader.read(5), PATIENCE_S)
+            return await asyncio.wait_for(reader.read(5), TIMEOUT_S)
 
     assert asyncio.run(talk()) == b"hello"
 

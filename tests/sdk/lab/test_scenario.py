@@ -4,7 +4,7 @@ import logging
 from logging.handlers import BufferingHandler
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.lab.runner import ScenarioRunner
@@ -154,7 +154,7 @@ class Recorded:
 def played(script):
     devices, links = Recorded(), Recorded()
     scenario = ScenarioRunner(script, devices, links)
-    assert scenario.wait(PATIENCE_S)
+    assert scenario.wait(TIMEOUT_S)
     scenario.close()
     return scenario, devices.done, links.done
 
@@ -226,7 +226,7 @@ def log():
 def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(log):
     script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
     scenario = ScenarioRunner(script, devices := Recorded(), None)
-    assert scenario.wait(PATIENCE_S)
+    assert scenario.wait(TIMEOUT_S)
     (_, _, _, first), (_, _, _, second) = scenario.happened
     assert isinstance(first, HomeError)
     assert second is None
@@ -237,7 +237,7 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(log):
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
     happened, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
     scenario = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=happened.append)
-    assert scenario.wait(PATIENCE_S)
+    assert scenario.wait(TIMEOUT_S)
     assert [(each.item, each.over) for each in happened] == [(script[0], False), (script[0], True)]
     assert all(each.passed_s >= at_s for each, at_s in zip(happened, (0.01, 0.03), strict=True))
 

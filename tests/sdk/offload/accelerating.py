@@ -4,7 +4,7 @@ has to be.
 
 import time
 
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.handle import Task
@@ -79,7 +79,7 @@ def check_every_entry(fast, x, expected):
 
 
 def wait_until(holds):
-    limit_s = time.monotonic() + PATIENCE_S
+    limit_s = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < limit_s, "it did not happen"
         time.sleep(0.02)

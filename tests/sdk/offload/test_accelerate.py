@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tests.sdk.graph.families import FAMILIES, as_onnx, family
 from tests.sdk.offload.accelerating import case, check, check_every_entry, fast_of
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import ModelError, UserError
@@ -37,7 +37,7 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
     process_home, name, monkeypatch
 ):
     # a busy machine is no reason to answer alone
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -56,7 +56,7 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenet", "detector"])
 def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -67,7 +67,7 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
 
 @pytest.mark.long
 def test_baselines_answer_alike_on_the_same_devices_each_in_its_own_way(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("mobilenet")
     with torch.no_grad():
         expected = net(x)
@@ -196,7 +196,7 @@ def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_
 
 
 def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -216,7 +216,7 @@ def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
 
 
 def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).eval()
     x = torch.randn(2, 6)
@@ -231,7 +231,7 @@ def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, mon
 def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import check, fast_of, wait_until
-from tests.sdk.run.test_recovery import strike_after
-from tests.timeouts import PATIENCE_S
+from tests.sdk.run.test_recovery import inject_after
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import PotluckError, RequestFailed
@@ -44,7 +44,7 @@ class Picked(torch.nn.Module):
 def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(
     home, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = good.clone()
     wrong[0, 8, 1] = 99.0
@@ -61,7 +61,7 @@ def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_he
 def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(
     home, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
     with torch.no_grad(), fast_of(home, net, good) as fast:
@@ -127,7 +127,7 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
     robot_home, monkeypatch
 ):
     # it takes its time, and shall not be taken for late
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -146,9 +146,9 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
         monkeypatch.setattr(OffloadDeployment, "start", start_told)
         request = threading.Thread(target=lambda: answers.append(fast(x)))
         request.start()
-        assert begun.wait(PATIENCE_S)  # both have their orders; the helper takes its time
+        assert begun.wait(TIMEOUT_S)  # both have their orders; the helper takes its time
         agents_of(robot_home).kill("server")
-        request.join(PATIENCE_S)
+        request.join(TIMEOUT_S)
         check(answers[0], expected)
         assert fast.kept[-1][1] is fast.alone
         assert fast.failure is not None
@@ -237,10 +237,10 @@ def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_h
         check(fast(x), expected)
 
 
-STRUCK = [
+INJECTED = [
     (who, how, after) for who in (0, 1) for how in ("kill_worker", "kill") for after in range(40)
 ]
-CASES = [case for case in STRUCK if case[:2] != (0, "kill")]  # without the device nobody answers
+CASES = [case for case in INJECTED if case[:2] != (0, "kill")]  # without the device nobody answers
 
 
 @pytest.mark.few(1)
@@ -251,14 +251,14 @@ CASES = [case for case in STRUCK if case[:2] != (0, "kill")]  # without the devi
 def test_a_loss_at_any_message_of_shared_requests_changes_no_answer(
     own_home, monkeypatch, who, how, after
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
     with fast_of(own_home, net, x) as fast:
         fast.bytes_per_s = 1e8
         lab, name = memory_of(own_home), ("local-1", "local-2")[who]
-        strike_after(own_home, [(after, lambda: getattr(lab, how)(name))])
+        inject_after(own_home, [(after, lambda: getattr(lab, how)(name))])
         for _ in range(3):
             check(fast(x), expected)
         link_of(own_home).watch(None)
@@ -280,8 +280,8 @@ def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
 
         monkeypatch.setattr(SearchSpec, "search", searches_on)
         monkeypatch.setattr(drift.DriftMonitor, "wrong", lambda _: {"local-1": 2.0})
-        assert begun.wait(PATIENCE_S)
-        late = threading.Timer(PATIENCE_S, ended.set)
+        assert begun.wait(TIMEOUT_S)
+        late = threading.Timer(TIMEOUT_S, ended.set)
         late.start()
         fast.close()
         late.cancel()

@@ -5,7 +5,7 @@ import threading
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import case, check, fast_of
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck import units
@@ -59,7 +59,7 @@ def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(
 def test_a_model_in_training_mode_with_dropout_in_half_precision_answers_as_it_does_in_evaluation(
     home, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     torch.manual_seed(0)
     layers = [
         torch.nn.Conv2d(3, 4, 3, padding=1),
@@ -86,7 +86,7 @@ def test_requests_of_several_threads_are_answered_one_after_the_other(home):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
     assert len(answers) == 3
     for answer in answers:
         check(answer, expected)

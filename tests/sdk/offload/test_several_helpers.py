@@ -5,7 +5,7 @@ goes and comes back.
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import check, fast_of, wait_until
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import UserError
@@ -33,7 +33,7 @@ def three():
 @pytest.mark.parametrize("name", ["vgg", "resnet", "mobilenet", "unet"])
 def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monkeypatch):
     # a busy machine is no reason to answer alone
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -53,7 +53,7 @@ def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monk
 
 @pytest.mark.long
 def test_three_lines_name_both_helpers_and_all_sides_are_shown(three, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -83,7 +83,7 @@ def test_helpers_are_different_devices(three):
 
 @pytest.mark.long
 def test_a_helper_that_dies_leaves_the_next_requests_to_those_that_are_left(three, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)

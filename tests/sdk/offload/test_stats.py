@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import case, check, fast_of, wait_until
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.handle import Task
 from potluck.offload import accelerated as fast_module
@@ -147,7 +147,7 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
 
 
 def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")
     with fast_of(home, net, x) as fast:
         for fast.bytes_per_s in (0.0, 3e6):

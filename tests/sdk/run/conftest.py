@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.records import Plan, Stage
@@ -85,7 +85,7 @@ def more_steps(run, handle, n):
     last, reached = run.step + n, threading.Event()
     handle.listen(lambda done_frac, text: run.step > last and reached.set())
     handle.on_done(lambda _: reached.set())
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(TIMEOUT_S)
 
 
 def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):

@@ -15,7 +15,7 @@ import psutil
 import torch
 from tests.sdk.lab.homes import write_home
 from tests.sdk.run.test_switching import FOREVER, SPECS, A, B, C, make_data, make_model, plan_of
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import PotluckError
@@ -53,7 +53,7 @@ REQUESTS = {
 }
 
 
-class Strike:
+class KillAt:
     """At `moment`, and `after` more events of its agent, `victim` ("agent" or "worker") of `device`
     is killed.
     """
@@ -75,20 +75,20 @@ class Strike:
     def _give_order(self):
         """The agent must not read it half written."""
         (self._folder / "order").write_text(self._order)
-        (self._folder / "order").rename(self._folder / "strike")
+        (self._folder / "order").rename(self._folder / "kill-order")
 
     @property
-    def struck(self):
-        return (self._folder / "struck").exists()
+    def has_killed(self):
+        return (self._folder / "killed").exists()
 
     def mend(self):
         """Bring back who was killed, or has died of something else."""
         end_watch(self._home)
-        (self._folder / "strike").unlink(missing_ok=True)
-        if self.struck:
-            (self._folder / "struck").unlink()
+        (self._folder / "kill-order").unlink(missing_ok=True)
+        if self.has_killed:
+            (self._folder / "killed").unlink()
             if self.victim == "agent":
-                self._agents.process(self.device).wait(PATIENCE_S)
+                self._agents.process(self.device).wait(TIMEOUT_S)
         if self._agents.process(self.device).poll() is not None:
             self._agents.restart(self.device)
         # the link may not have noticed yet that it is gone

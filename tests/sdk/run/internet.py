@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.lab import namespaces
 
@@ -165,4 +165,4 @@ class Internet:
 
 def _end(process: "subprocess.Popen[Any]") -> None:
     process.kill()
-    process.communicate(timeout=PATIENCE_S)
+    process.communicate(timeout=TIMEOUT_S)

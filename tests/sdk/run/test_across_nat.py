@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.sdk.run.internet import Internet, missing
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck_wire.limits import PORT, RELAY_PORT
@@ -71,7 +71,7 @@ class RelayedHome(Home):
         path = self.folder / f"{name}.json"
         line = [*POTLUCK, "relay", "invite", name, self.address, "--to", str(path)]
         done = self.net.start("relay", [*line, "--state", str(self.folder / "relay")])
-        assert done.communicate(timeout=PATIENCE_S)[0]
+        assert done.communicate(timeout=TIMEOUT_S)[0]
         return path
 
     def through_relay(self):
@@ -144,7 +144,7 @@ def connects(internet, address, port):
     """Whether the notebook gets there."""
     knock = f"import socket; socket.create_connection(({address!r}, {port}), 2)"
     process = internet.start("notebook", [sys.executable, "-c", knock], stderr=subprocess.DEVNULL)
-    return process.wait(PATIENCE_S) == 0
+    return process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(often, seed
     with memory_home(3) as home:
         run = deployed(home, plan, optimizer)
         lab = memory_of(home)
-        losses.strike_after(home, [*losses.some_blows(rng, lab)])
+        losses.inject_after(home, [*losses.random_faults(rng, lab)])
         history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
         link_of(home).watch(None)
         check_learned(run, history, optimizer=optimizer)

@@ -13,7 +13,7 @@ from tests.sdk.run.test_recovery import (
     C,
     check_learned,
     deployed,
-    strike_after,
+    inject_after,
 )
 
 from potluck.errors import DeviceGone, UserError
@@ -40,7 +40,7 @@ def loader():
 
 
 def lose_all(home, lab, after):
-    strike_after(home, [(after, lambda name=name: lab.kill(name)) for name in (A, B, C)])
+    inject_after(home, [(after, lambda name=name: lab.kill(name)) for name in (A, B, C)])
 
 
 @pytest.mark.few(1)
@@ -71,7 +71,7 @@ def test_a_training_that_all_have_left_waits_and_learns_what_one_machine_learns(
 @pytest.mark.parametrize("seconds", [5, 60])  # in which agents keep a session, and end it
 def test_a_network_that_was_away_for_a_while_costs_time_alone(home, lab, seconds):
     run, notes = deployed(home), []
-    strike_after(home, [(90, lambda: [lab.pull(name) for name in (A, B, C)])])
+    inject_after(home, [(90, lambda: [lab.pull(name) for name in (A, B, C)])])
     fit = run.fit(loader(), epochs=EPOCHS)
 
     def watch(_, text):

@@ -283,12 +283,12 @@ def test_a_lost_device_is_recovered_from(how):
         weights = undisturbed.state_dict()
         undisturbed.close()
 
-        def strike(step, loss):
+        def kill_lost(step, loss):
             if step == 3:
                 memory_of(home).kill(lost)
 
         run = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.05)).wait()
-        history = run.fit([(x, y)] * 6, on_step=strike, adapt=False).wait()
+        history = run.fit([(x, y)] * 6, on_step=kill_lost, adapt=False).wait()
         assert len(history.recoveries) == 1
         assert lost not in run.plan.devices
         assert history.losses == pytest.approx(expected, abs=TOLERANCE)

@@ -14,7 +14,7 @@ from tests.sdk.graph.branching_modules import TwoEncoders
 from tests.sdk.offload.pairs import covering
 from tests.sdk.run.conftest import make_data, train_alone
 from tests.sdk.run.test_branches import branch_ends
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.records import Plan, Stage
@@ -217,7 +217,7 @@ def steps_over_a_switch(run, subject, plan):
     def watch(done_frac, text):
         if text == "fetching what is missing":
             opened.set()
-            followed.wait(PATIENCE_S)
+            followed.wait(TIMEOUT_S)
 
     for step in range(STEPS):
         if plan is not None and step == SWITCHED_AFTER:
@@ -225,7 +225,7 @@ def steps_over_a_switch(run, subject, plan):
                 switching = run.switch(plan)
                 switching.listen(watch)
             switching.on_done(lambda handle: opened.set())
-            assert opened.wait(PATIENCE_S)
+            assert opened.wait(TIMEOUT_S)
         if plan is not None and step == FOLLOWED_UNTIL:
             followed.set()
             switching.wait()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.sdk.offload.accelerating import wait_until
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import (
@@ -166,7 +166,7 @@ def test_connections_that_break_in_their_handshake_are_no_other_key(process_home
                 stranger.trust, f"127.0.0.1:{base}", process_home.devices[A].key, name="a"
             )
             runner.run(
-                asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), PATIENCE_S)
+                asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), TIMEOUT_S)
             )
             # its key was right: it answered, and does not know us
             assert stranger.devices["a"].status == "not paired"
@@ -215,10 +215,10 @@ def test_no_process_outlives_the_script(number):
         os.kill(script.pid, number)
     else:
         script.stdin.close()
-    script.wait(PATIENCE_S)
+    script.wait(TIMEOUT_S)
     script.stdin.close()
     script.stdout.close()
-    _, alive = psutil.wait_procs(family, PATIENCE_S)
+    _, alive = psutil.wait_procs(family, TIMEOUT_S)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     assert not os.path.exists(directory)
 

@@ -2,7 +2,7 @@
 cause, or goes on and equals one machine where it can; the home can be used again, and nothing is
 left behind.
 
-Where it happens is chosen by `Strike`. Each time, an agent is killed while a plan is deployed and
+Where it happens is chosen by `KillAt`. Each time, an agent is killed while a plan is deployed and
 while requests are copied, and a worker in training; over plain links, as `tests/sdk/lab` kills
 devices in namespaces, and more often in memory (`test_recovery.py`, `test_requests_survive.py`). In
 `make test-long` any two of links, moment,
@@ -38,7 +38,7 @@ from tests.sdk.run.test_switching import (
     plan_of,
     stop,
 )
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
 from potluck.lab.namespaces import missing
@@ -90,7 +90,7 @@ def homes(tmp_path_factory):
     directories = [agents_of(one).directory for one in opened.values()]
     for one in opened.values():
         one.close()
-    assert not psutil.wait_procs(family, PATIENCE_S)[1]
+    assert not psutil.wait_procs(family, TIMEOUT_S)[1]
     assert not any(directory.exists() for directory in directories)
 
 
@@ -142,9 +142,9 @@ def check_usable(home, model):
     indirect=["home"],
 )
 def test_killed_while_a_plan_is_deployed(home, model, moment, device, victim, after):
-    with fault_injection.Strike(
+    with fault_injection.KillAt(
         home, fault_injection.DEPLOYING[moment], device, victim, after
-    ) as strike:
+    ) as kill:
         error = error_of(
             lambda: (
                 home.deploy(plan_of(model, OLD), model, protect=False)
@@ -153,7 +153,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, victim, af
                 .wait()
             )
         )
-        assert strike.struck
+        assert kill.has_killed
         check_named(error, device)
     check_usable(home, model)
 
@@ -164,9 +164,9 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, victim, af
     indirect=["home"],
 )
 def test_killed_in_training_and_its_switch(home, model, moment, device, victim, after):
-    strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, victim, after)
+    kill = fault_injection.KillAt(home, fault_injection.TRAINING[moment], device, victim, after)
     deployed = home.deploy(plan_of(model, OLD), model, protect=False)
-    with strike, closing(deployed.wait()) as run:
+    with kill, closing(deployed.wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
         error = error_of(lambda: run.switch(plan_of(model, NEW)).wait())
         assert error is None or run.plan == plan_of(model, OLD) or engine_of(run).failed
@@ -178,7 +178,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, victim, 
             more_steps(run, at_work, 2)
             stop(run, at_work)
             check_equal(run)
-        assert strike.struck
+        assert kill.has_killed
     check_usable(home, model)
 
 
@@ -201,21 +201,21 @@ def test_killed_while_requests_are_answered(home, model, moment, device, victim,
             assert torch.allclose(out, expected[:8], atol=1e-6)
             answered.append(out)
 
-    strike = fault_injection.Strike(home, fault_injection.REQUESTS[moment], device, victim, after)
-    with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait()) as run:
+    kill = fault_injection.KillAt(home, fault_injection.REQUESTS[moment], device, victim, after)
+    with kill, closing(home.deploy(plan_of(model, OLD, training=False), model).wait()) as run:
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]
             try:
                 error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait())
                 before = len(answered)
-                while not (strike.struck and len(answered) >= before + 4) and not any(
+                while not (kill.has_killed and len(answered) >= before + 4) and not any(
                     future.done() for future in asking
                 ):
                     time.sleep(0)
             finally:
                 over.set()
             ends = [future.result() for future in asking]
-        assert strike.struck
+        assert kill.has_killed
         if error is not None:
             check_named(error, device)
         assert ends == [None, None]
@@ -258,9 +258,9 @@ def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     family = psutil.Process(notebook.pid).children(recursive=True)
     assert {process.pid for process in family} > {*map(int, pids)}
     notebook.stdout.close()
-    assert notebook.wait(PATIENCE_S) == -9
+    assert notebook.wait(TIMEOUT_S) == -9
     assert not psutil.wait_procs(
-        family + [p for p in psutil.process_iter() if carries(p, mark)], PATIENCE_S
+        family + [p for p in psutil.process_iter() if carries(p, mark)], TIMEOUT_S
     )[1]
     assert not os.path.exists(directory)
     # torch's own

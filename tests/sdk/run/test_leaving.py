@@ -20,10 +20,10 @@ from tests.sdk.run.test_recovery import (
     C,
     check_learned,
     deployed,
+    inject_after,
     joined,
-    strike_after,
 )
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.display.tables import members
@@ -67,10 +67,10 @@ def test_whoever_wants_to_leave_whenever_it_is_left_first_and_nothing_is_compute
     with memory_home(3) as home:
         run = deployed(home, plan, optimizer, protect=rng.choice((1, 4, 100)))
         was_on = set(run.plan.devices)
-        blows = [
+        faults = [
             (rng.randrange(MESSAGES), lambda d=d: leave(home, d, for_good=for_good)) for d in going
         ]
-        strike_after(home, blows)
+        inject_after(home, faults)
         first = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
         link_of(home).watch(None)
         for device in going:  # the training may have been over before its moment came
@@ -206,7 +206,7 @@ def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(ho
     without_middle = make_plan(model, ((A,), (4,)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
     run = deployed(home, "pipeline")
     first = run.fit(make_data("mlp", ROWS)).wait()
-    strike_after(home, [(after, lambda: leave(home, C))])
+    inject_after(home, [(after, lambda: leave(home, C))])
     with suppress(PotluckError):  # it may have declined
         run.switch(without_middle).wait()
     at_last = run.fit(make_data("mlp", ROWS), epochs=EPOCHS - 1)
@@ -294,7 +294,7 @@ def test_a_real_agent_that_is_told_to_end_is_left_first():
                 agents.process(B).terminate()
 
         first = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
-        assert agents.process(B).wait(PATIENCE_S) == 0  # once it is told that all has moved
+        assert agents.process(B).wait(TIMEOUT_S) == 0  # once it is told that all has moved
         assert run.plan.devices == (A,)
         assert run.history.recoveries == ()
         second = run.fit(make_data("mlp", ROWS)).wait()

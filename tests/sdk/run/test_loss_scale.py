@@ -179,11 +179,11 @@ def test_whoever_is_lost_takes_no_factor_with_it(lost):
     with memory_home([Spec(name=name) for name in DEVICES]) as home:
         run = home.deploy(plan, model, optimizer=potluck.AdamW(lr=1e-3)).wait()
 
-        def strike(step, _):
+        def kill_lost(step, _):
             if step == 4:
                 memory_of(home).kill(lost)
 
-        history = run.fit(batches, on_step=strike, adapt=False).wait()
+        history = run.fit(batches, on_step=kill_lost, adapt=False).wait()
         assert history.recoveries
         expected, scales, _ = on_one_machine(
             net, loss, batches, lambda p: torch.optim.AdamW(p, lr=1e-3)

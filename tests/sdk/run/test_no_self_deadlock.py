@@ -4,7 +4,7 @@ wait.
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import UserError
@@ -51,9 +51,9 @@ def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
             yield batch
 
     fitted = run.fit(loader(), on_step=inside if where == "on_step" else None)
-    assert len(fitted.wait(PATIENCE_S).losses) == N_STEPS
+    assert len(fitted.wait(TIMEOUT_S).losses) == N_STEPS
     assert isinstance(raised[0], UserError)
-    run.fit([batch]).wait(PATIENCE_S)  # comes after those that were only begun
+    run.fit([batch]).wait(TIMEOUT_S)  # comes after those that were only begun
     extra = {"another fit": 1, "a fit behind another": 2, "its losses": 1}[use]
     assert run.step == N_STEPS + extra + 1
 
@@ -75,7 +75,7 @@ def test_the_rest_of_a_run_may_be_used_inside_a_fit(run, tmp_path, queued):
         run.switch(run.plan).wait()
         done.append(step)
 
-    assert len(run.fit([batch] * N_STEPS, on_step=inside).wait(PATIENCE_S).losses) == N_STEPS
+    assert len(run.fit([batch] * N_STEPS, on_step=inside).wait(TIMEOUT_S).losses) == N_STEPS
     assert done == [1]
-    run.fit([batch]).wait(PATIENCE_S)  # comes after the one that was begun inside
+    run.fit([batch]).wait(TIMEOUT_S)  # comes after the one that was begun inside
     assert run.step == N_STEPS + queued + 1

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from tests.sdk.run.conftest import make_data
-from tests.sdk.run.test_recovery import EPOCHS, ROWS, A, B, C, check_learned, deployed, strike_after
+from tests.sdk.run.test_recovery import EPOCHS, ROWS, A, B, C, check_learned, deployed, inject_after
 
 from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck.testing.faults import memory_of
@@ -42,7 +42,7 @@ def mend(lab, one, other):
 @pytest.mark.parametrize("after", [50, 70, 90])
 def test_devices_that_do_not_reach_each_other_cost_one_of_them(home, way, plan, after):
     run, lab = deployed(home, plan), memory_of(home)
-    strike_after(home, [(after, lambda: part(lab, A, B, way))])
+    inject_after(home, [(after, lambda: part(lab, A, B, way))])
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     link_of(home).watch(None)
     check_learned(run, history)
@@ -60,11 +60,11 @@ def test_a_device_that_only_the_notebook_does_not_reach_is_waited_for_a_while(
     """Longer than a dead one: others say that they reach it."""
     run, lab = deployed(home), memory_of(home)
 
-    def strike():
+    def fault():
         part(lab, HOME, device, way)
         lab.after(PULSE_LOST_S + 1.5, lambda: mend(lab, HOME, device))
 
-    strike_after(home, [(after, strike)])
+    inject_after(home, [(after, fault)])
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     link_of(home).watch(None)
     check_learned(run, history)
@@ -77,7 +77,7 @@ def test_a_device_that_only_the_notebook_does_not_reach_is_waited_for_a_while(
 @pytest.mark.parametrize("after", [50, 70, 90])
 def test_a_device_that_the_notebook_never_reaches_again_is_gone(home, way, device, after):
     run, lab = deployed(home), memory_of(home)
-    strike_after(home, [(after, lambda: part(lab, HOME, device, way))])
+    inject_after(home, [(after, lambda: part(lab, HOME, device, way))])
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     link_of(home).watch(None)
     check_learned(run, history)

@@ -18,7 +18,7 @@ from tests.sdk.run.conftest import (
     more_steps,
     train_alone,
 )
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.adapt.lightweight_replay import POLICIES
@@ -78,20 +78,20 @@ def check_learned(run, history, epochs=EPOCHS, optimizer="adamw"):
         assert torch.allclose(learned[name], tensor, atol=1e-5)
 
 
-def strike_after(home, blows):
-    """Each blow, a pair of a number of messages to the notebook and what then happens."""
-    blows_in_order, seen = sorted(blows, key=lambda blow: blow[0]), 0
+def inject_after(home, faults):
+    """Each fault, a pair of a number of messages to the notebook and what then happens."""
+    remaining, seen = sorted(faults, key=lambda fault: fault[0]), 0
 
     def observe(event, actions):
         nonlocal seen
         seen += isinstance(event, Received)
-        while blows_in_order and seen > blows_in_order[0][0]:
-            blows_in_order.pop(0)[1]()
+        while remaining and seen > remaining[0][0]:
+            remaining.pop(0)[1]()
 
     link_of(home).watch(observe)
 
 
-def some_blows(rng, lab):
+def random_faults(rng, lab):
     """One or two losses, at any moments; a device is left."""
     killed = []
 
@@ -121,7 +121,7 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(seed):
     with memory_home(3) as home:
         run = deployed(home, plan, optimizer, protect=every, recovery=recovery)
         lab = memory_of(home)
-        strike_after(home, [*some_blows(rng, lab)])
+        inject_after(home, [*random_faults(rng, lab)])
         history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
         link_of(home).watch(None)
         check_learned(run, history, optimizer=optimizer)
@@ -268,7 +268,7 @@ def test_who_asks_for_weights_as_a_fit_ends_takes_no_loss_from_its_history(home,
     asking = threading.Thread(target=lambda: [run.state_dict() for _ in range(3)])
     fits = [run.fit(make_data("mlp", ROWS), on_step=on_step) for _ in range(EPOCHS)]
     histories = [fit.wait() for fit in fits]
-    asking.join(PATIENCE_S)
+    asking.join(TIMEOUT_S)
     assert [len(history.losses) for history in histories] == [5, 5, 5]
     check_learned(run, joined(*histories))
 
@@ -404,10 +404,10 @@ def test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned(
     (name,), _ = device
     with switching.open_lab() as lab:
         run = lab.deploy(switching.plan_of(model, "ab"), model, protect=3).wait()
-        strike = getattr(memory_of(lab), how)
-        with at(lab, fault_injection.TRAINING[moment], lambda: strike(name), after=after):
+        fault = getattr(memory_of(lab), how)
+        with at(lab, fault_injection.TRAINING[moment], lambda: fault(name), after=after):
             at_work = run.fit(switching.make_data(), epochs=switching.FOREVER)
-            with suppress(PotluckError):  # it may be the switch that was struck
+            with suppress(PotluckError):  # it may be the switch that met the fault
                 run.switch(switching.plan_of(model, "abc")).wait()
             more_steps(run, at_work, 3)
             switching.stop(run, at_work)

@@ -9,7 +9,7 @@ import pytest
 from tests.sdk.planning.homes import later, random_home
 from tests.sdk.run import test_recovery as losses
 from tests.sdk.run.conftest import make_data
-from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, joined, strike_after
+from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, inject_after, joined
 
 from potluck.planning import make_plans
 from potluck.planning.scenario import only
@@ -117,14 +117,14 @@ def test_whoever_comes_and_goes_whenever_it_learns_what_one_machine_learns(seed)
             elif home.devices[device].leaving:
                 lab.stay(device)
 
-        blows = []
+        faults = []
         for _ in range(rng.choice((1, 2, 3))):
             device, when = rng.choice((A, B, C)), rng.randrange(MESSAGES)
-            blows += [
+            faults += [
                 (when, lambda d=device: goes(d)),
                 (when + rng.randrange(1, 300), lambda d=device: comes(d)),
             ]
-        strike_after(home, blows)
+        inject_after(home, faults)
         history = run.fit(make_data("mlp", losses.ROWS), epochs=8).wait()
         link_of(home).watch(None)
         drained(run)  # one may have wanted to leave as the training ended

@@ -13,8 +13,8 @@ import pytest
 from tests.sdk.run import fault_injection
 from tests.sdk.run import test_switching as switching
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.sdk.run.test_recovery import strike_after
-from tests.timeouts import PATIENCE_S
+from tests.sdk.run.test_recovery import inject_after
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import DeviceGone, ModelError, PotluckError, UserError
@@ -84,8 +84,8 @@ HOW = "kill", "kill_worker", "pull"
 def test_whoever_is_lost_at_any_message_all_is_answered_in_order(mlp, plan, device, how, after):
     with memory_home(3) as home:
         run = deployed(home, mlp, plan)
-        strike = getattr(memory_of(home), how)
-        strike_after(home, [(after, lambda: strike(device))])
+        fault = getattr(memory_of(home), how)
+        inject_after(home, [(after, lambda: fault(device))])
         check_answers(run, mlp, n=2)
         link_of(home).watch(None)
         assert how == "kill_worker" or device not in run.plan.devices or not run.history.recoveries
@@ -102,25 +102,25 @@ def test_callers_at_once_all_get_their_answers_whatever_is_lost(mlp, seed):
     with memory_home(3) as home:
         run, lab = deployed(home, mlp, rng.choice([*PLANS])), memory_of(home)
 
-        def blow(device, how):
+        def fault(device, how):
             return lambda: getattr(lab, how)(device)
 
-        blows = [
-            (rng.randrange(3 * MESSAGES), blow(device, rng.choice(("kill", "kill_worker"))))
+        faults = [
+            (rng.randrange(3 * MESSAGES), fault(device, rng.choice(("kill", "kill_worker"))))
             for device in lost
         ]
-        strike_after(home, blows)
+        inject_after(home, faults)
         with ThreadPoolExecutor(3) as pool:
             asking = [pool.submit(check_answers, run, mlp, 3, rows) for rows in (1, 7, ROWS)]
             for caller in asking:
-                caller.result(PATIENCE_S)
+                caller.result(TIMEOUT_S)
         link_of(home).watch(None)
         assert len(run.history.recoveries) <= len(lost)  # one of all callers recovers
 
 
 def test_the_history_tells_who_was_lost_and_what_was_asked_again(home, mlp):
     run = deployed(home, mlp)
-    strike_after(home, [(4, lambda: memory_of(home).kill(B))])
+    inject_after(home, [(4, lambda: memory_of(home).kill(B))])
     check_answers(run, mlp)
     (recovery,) = run.history.recoveries
     assert (recovery.device, recovery.devices, recovery.what) == (B, (A,), "request")
@@ -167,7 +167,7 @@ def test_a_request_whose_values_fail_is_no_loss_and_a_loss_is_none_of_its_failur
 
 def test_where_nobody_is_left_all_callers_hear_the_cause(home, mlp):
     run = deployed(home, mlp)
-    strike_after(home, [(5, lambda: [memory_of(home).kill(device) for device in NAMES])])
+    inject_after(home, [(5, lambda: [memory_of(home).kill(device) for device in NAMES])])
     with ThreadPoolExecutor(3) as pool:
         ends = [pool.submit(check_answers, run, mlp) for _ in range(3)]
     for end in ends:
@@ -202,7 +202,7 @@ def test_whoever_waits_for_a_request_that_is_given_up_hears_of_it(home, mlp):
     request = engine_of(run).request(make_data("mlp", 4)[:1], 0, 4)
     engine_of(run).requests.give_up()
     given_up.set()
-    assert wait((request.future,), PATIENCE_S).done
+    assert wait((request.future,), TIMEOUT_S).done
     assert request.future.cancelled()
     memory_of(home).pass_time(1.0)
     assert link_of(home).n_unanswered == 0
@@ -236,7 +236,7 @@ def test_weights_that_were_changed_here_take_nobodys_place(home, mlp):
         with torch.no_grad():
             net[0].weight.add_(1.0)
 
-    strike_after(home, [(4, change)])
+    inject_after(home, [(4, change)])
     with pytest.raises(ModelError, match="changed"):
         run(x)
     assert run.history.recoveries == ()
@@ -278,7 +278,7 @@ def test_a_loss_in_the_middle_of_a_switch_loses_no_request(moment, device, how, 
     expected, over = switching.make_net().eval()(x).detach(), threading.Event()
     with switching.open_lab() as lab:
         run = lab.deploy(switching.plan_of(model, "ab", training=False), model).wait()
-        strike = getattr(memory_of(lab), how)
+        fault = getattr(memory_of(lab), how)
 
         def ask():
             n = 0
@@ -287,15 +287,15 @@ def test_a_loss_in_the_middle_of_a_switch_loses_no_request(moment, device, how, 
                 n += 1
 
         with (
-            at(lab, fault_injection.REQUESTS[moment], lambda: strike(device), after=after),
+            at(lab, fault_injection.REQUESTS[moment], lambda: fault(device), after=after),
             ThreadPoolExecutor(2) as pool,
         ):
             asking = [pool.submit(ask) for _ in range(2)]
-            with suppress(PotluckError):  # it may be the switch that was struck
+            with suppress(PotluckError):  # it may be the switch that met the fault
                 run.switch(switching.plan_of(model, "abc", training=False)).wait()
             over.set()
             for caller in asking:
-                caller.result(PATIENCE_S)
+                caller.result(TIMEOUT_S)
         assert engine_of(run).failed is None
 
 
@@ -324,7 +324,7 @@ def test_real_processes_killed_again_and_again_lose_no_request(mlp, n_kills):
 
     def some_more():
         for _ in range(4):
-            assert answered.acquire(timeout=PATIENCE_S)
+            assert answered.acquire(timeout=TIMEOUT_S)
 
     with potluck.Home.local(3, extra=LIGHT) as home, ThreadPoolExecutor(2) as pool:
         run, agents = deployed(home, mlp), agents_of(home)
@@ -347,6 +347,6 @@ def test_real_processes_killed_again_and_again_lose_no_request(mlp, n_kills):
         finally:
             over.set()
         for caller in asking:
-            caller.result(PATIENCE_S)
+            caller.result(TIMEOUT_S)
         assert run.is_open
         assert len(run.history.recoveries) >= n_kills / 2

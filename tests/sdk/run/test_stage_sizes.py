@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from tests.sdk.run.conftest import make_plan, more_steps, train_by_stages
 from tests.sdk.run.test_switching import in_the_middle
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import PlanError
@@ -242,7 +242,7 @@ def test_a_standby_follows_a_stage_in_its_own_micro_batches_to_the_bit(lab, name
     with engine_of(run).boundary():
         first = run.step
     go_on.set()
-    switching.wait(PATIENCE_S)
+    switching.wait(TIMEOUT_S)
     handle.cancel()
     with pytest.raises(CancelledError):
         handle.wait()

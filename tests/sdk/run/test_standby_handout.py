@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 from tests.sdk.run.test_switching import FOREVER, stop
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.run import migration
 from potluck.run.migration import PlanMigration
@@ -96,7 +96,7 @@ def test_whoever_waits_for_shadows_looks_again_only_when_one_has_taken_a_step(ho
 
     def counted(futures, timeout, return_when):
         looks.append(timeout)
-        return wait(futures, PATIENCE_S, return_when)
+        return wait(futures, TIMEOUT_S, return_when)
 
     monkeypatch.setattr(migration, "wait", counted)
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()

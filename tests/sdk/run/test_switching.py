@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_plan, more_steps, train_alone
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import DeviceGone, OutOfMemory, PlanError
@@ -162,7 +162,7 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
         switching, go_on = in_the_middle(run, plan_of(model, name))
         more_steps(run, handle, 2)  # more than what was under way
         go_on.set()
-        switching.wait(PATIENCE_S)
+        switching.wait(TIMEOUT_S)
         assert run.plan == plan_of(model, name)
     stop(run, handle)
     check_equal(run)
@@ -251,13 +251,13 @@ def in_the_middle(run, plan):
     def stay(done_frac, text):
         if text == "fetching what is missing":
             reached.set()
-            go_on.wait(PATIENCE_S)
+            go_on.wait(TIMEOUT_S)
 
     with engine_of(run).boundary():  # so that it is not there before we listen
         switching = run.switch(plan)
         switching.listen(stay)
     switching.on_done(lambda handle: reached.set())
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(TIMEOUT_S)
     return switching, go_on
 
 

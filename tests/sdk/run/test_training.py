@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 
@@ -332,7 +332,7 @@ def test_a_switch_takes_its_turn_while_training_goes_on(home):
         for step in range(40):
             if step == 38:
                 # however fast the steps are, some are left for the other plan
-                assert switched.wait(PATIENCE_S)
+                assert switched.wait(TIMEOUT_S)
             yield (x[:8], y[:8]) if step % 2 == 0 else (x[8:], y[8:])
 
     handle = run.fit(batches())

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 from tests.sdk.run.conftest import make_plan
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import UserError
@@ -69,8 +69,8 @@ def test_a_step_may_begin_a_fit_while_the_run_is_stopped(pair):
             begun.append(run.fit(make_data()))
 
     run.fit(make_data(), epochs=100, on_step=on_step)
-    assert steps.wait(PATIENCE_S)
-    assert run.stop(PATIENCE_S) == 1
+    assert steps.wait(TIMEOUT_S)
+    assert run.stop(TIMEOUT_S) == 1
     assert len(begun[0].wait().losses) == N_BATCHES
     run.close()
 

@@ -5,7 +5,7 @@ ticket.
 import pytest
 import zmq
 from tests.sdk.sessions.controller_driver import Play
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import ProtocolError
 from potluck.sessions.connections import AgentConnection, Keys
@@ -68,7 +68,7 @@ def raises(*_):
 @pytest.mark.parametrize("what", ["the event", "the way out, too"])
 def test_a_real_link_lives_on(link, monkeypatch, what):
     with TakenOver(HONEST) as agent:
-        join(link, agent).result(PATIENCE_S)
+        join(link, agent).result(TIMEOUT_S)
         handle = Controller.handle
 
         def raises_once(controller, event, now_s):
@@ -78,9 +78,9 @@ def test_a_real_link_lives_on(link, monkeypatch, what):
             broken.setattr(Controller, "handle", raises_once)
             if what == "the way out, too":
                 broken.setattr(Controller, "survive", raises)
-            assert isinstance(link.ask(ASKED).exception(PATIENCE_S), ProtocolError)
-        join(link, agent).result(PATIENCE_S)
-        assert link.ask(ASKED).result(PATIENCE_S)
+            assert isinstance(link.ask(ASKED).exception(TIMEOUT_S), ProtocolError)
+        join(link, agent).result(TIMEOUT_S)
+        assert link.ask(ASKED).result(TIMEOUT_S)
 
 
 @pytest.mark.faults
@@ -88,10 +88,10 @@ def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
     with TakenOver(HONEST) as agent:
         with monkeypatch.context() as broken:
             broken.setattr(AgentConnection, "open", raises)
-            error = join(link, agent).exception(PATIENCE_S)
+            error = join(link, agent).exception(TIMEOUT_S)
         assert isinstance(error, ProtocolError)
         assert "could not be told or reached" in str(error)
-        join(link, agent).result(PATIENCE_S)
+        join(link, agent).result(TIMEOUT_S)
 
 
 def test_rejects_are_told_with_a_reason():

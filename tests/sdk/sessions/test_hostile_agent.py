@@ -4,7 +4,7 @@ other works on.
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import PotluckError
 from potluck.sanitized_text import harmless
@@ -31,7 +31,7 @@ def link():
 def friend(link):
     with TakenOver(HONEST) as agent:
         link.ask(OpenSession(device="friend", address=agent.address, key=agent.key)).result(
-            PATIENCE_S
+            TIMEOUT_S
         )
         yield "friend"
 
@@ -57,7 +57,7 @@ def ask_all(link, device):
 
 
 def errors_of(futures):
-    return [future.exception(PATIENCE_S) for future in futures]
+    return [future.exception(TIMEOUT_S) for future in futures]
 
 
 @pytest.mark.few(13)
@@ -65,9 +65,9 @@ def errors_of(futures):
 def test_the_link_outlives_an_agent(link, friend, row):
     with TakenOver(row) as agent:
         futures = [link.ask(OpenSession(device="foe", address=agent.address, key=agent.key))]
-        if futures[0].exception(PATIENCE_S) is None:
+        if futures[0].exception(TIMEOUT_S) is None:
             futures += ask_all(link, "foe")
-        assert agent.did.wait(PATIENCE_S)
+        assert agent.did.wait(TIMEOUT_S)
         assert errors_of(ask_all(link, friend)) == [None] * 4
         link.notify(CloseSession(device="foe"))
         errors = [error for error in errors_of(futures) if error is not None]

@@ -7,7 +7,7 @@ import threading
 import pytest
 import zmq
 from tests.sdk.sessions.controller_driver import Play, place
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import DeviceGone, HomeError, ProtocolError
 from potluck.sessions import pending_records
@@ -104,7 +104,7 @@ ORDERS = {
 def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link_of, order):
     chain = Chain(ORDERS[order])
     link_of(chain, UNKNOWN).notify(ConnectionLost(device="0", error=DeviceGone("why", device="0")))
-    assert chain.over.wait(PATIENCE_S)
+    assert chain.over.wait(TIMEOUT_S)
     assert chain.seen == list(range(DEVICES))
 
 
@@ -209,7 +209,7 @@ def test_a_device_of_whom_too_much_is_unread_is_disconnected(link_of, monkeypatc
     monkeypatch.setattr(AgentConnection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
     controller = Parting()
     link_of(controller, None).notify(OpenSession(device="foe", address=WANTED.address, key="k"))
-    assert controller.ticked.wait(PATIENCE_S)
+    assert controller.ticked.wait(TIMEOUT_S)
     assert controller.lost == [("foe", ProtocolError)] * over_bytes
 
 
@@ -293,7 +293,7 @@ def test_nobody_waits_for_an_answer_of_a_link_that_is_closed(monkeypatch, is_lat
             answer = link.ask(begin)
         finally:
             link.close()
-        return answer.result(PATIENCE_S)
+        return answer.result(TIMEOUT_S)
 
     with pytest.raises(HomeError, match=r"this home is closed|nobody answers"):
         answered()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
@@ -33,13 +33,13 @@ class Names:
     def __call__(self, host):
         self.asked.append(host)
         self.threads.append(threading.current_thread())
-        assert self.may_answer.wait(PATIENCE_S)
+        assert self.may_answer.wait(TIMEOUT_S)
         return self.known.get(host, UNKNOWN)
 
     def answer(self):
         self.may_answer.set()
         for thread in self.threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -66,31 +66,31 @@ def join(link, agent, device, **where):
 def test_a_name_that_takes_long_keeps_nobody_waiting_and_is_connected_then(
     link, names, monkeypatch
 ):
-    monkeypatch.setattr(controller, "JOIN_S", PATIENCE_S)
+    monkeypatch.setattr(controller, "JOIN_S", TIMEOUT_S)
     with TakenOver(HONEST) as slow, TakenOver(HONEST) as friend:
         joining = join(link, slow, "slow", host="jetson.local")
-        join(link, friend, "friend").result(PATIENCE_S)
-        link.ask(RequestAll(requests={"friend": MEASURE})).result(PATIENCE_S)
+        join(link, friend, "friend").result(TIMEOUT_S)
+        link.ask(RequestAll(requests={"friend": MEASURE})).result(TIMEOUT_S)
         assert not joining.done()
         assert names.asked == ["jetson.local"]
         names.answer()
-        joining.result(PATIENCE_S)
-        link.ask(RequestAll(requests={"slow": MEASURE})).result(PATIENCE_S)
+        joining.result(TIMEOUT_S)
+        link.ask(RequestAll(requests={"slow": MEASURE})).result(TIMEOUT_S)
 
 
 def test_a_name_that_never_gets_an_answer_is_given_up_in_time(link, monkeypatch):
     monkeypatch.setattr(controller, "JOIN_S", 0.3)
     with TakenOver(HONEST) as slow:
-        error = join(link, slow, "slow", host="silent.local").exception(PATIENCE_S)
+        error = join(link, slow, "slow", host="silent.local").exception(TIMEOUT_S)
     assert (type(error), error.device) == (DeviceGone, "slow")
     assert "silent.local" in str(error)
 
 
 def test_a_name_that_nobody_knows_is_told_at_once(link, names, monkeypatch):
-    monkeypatch.setattr(controller, "JOIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(controller, "JOIN_S", 10 * TIMEOUT_S)
     names.may_answer.set()
     with TakenOver(HONEST) as agent:
-        error = join(link, agent, "a", host="nobody.local").exception(PATIENCE_S)
+        error = join(link, agent, "a", host="nobody.local").exception(TIMEOUT_S)
     assert (type(error), error.device) == (DeviceGone, "a")
     assert "nobody.local" in str(error)
 
@@ -102,17 +102,17 @@ def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, 
         joining = link.ask(
             OpenSession(device="a", address=replace(agent.address, host=host), key="x")
         )
-        join(link, agent, "b").result(PATIENCE_S)
+        join(link, agent, "b").result(TIMEOUT_S)
         names.answer()
-        error = joining.exception(PATIENCE_S)
+        error = joining.exception(TIMEOUT_S)
         assert (type(error), error.device) == (ProtocolError, "a")
-        link.ask(RequestAll(requests={"b": MEASURE})).result(PATIENCE_S)
+        link.ask(RequestAll(requests={"b": MEASURE})).result(TIMEOUT_S)
 
 
 def test_who_left_before_its_name_was_known_is_not_connected(link, names):
     with TakenOver(HONEST) as agent:
         joining = join(link, agent, "a", host="jetson.local")
         link.notify(CloseSession(device="a"))
-        assert isinstance(joining.exception(PATIENCE_S), DeviceGone)
+        assert isinstance(joining.exception(TIMEOUT_S), DeviceGone)
         names.answer()
-        join(link, agent, "a").result(PATIENCE_S)  # and later it is
+        join(link, agent, "a").result(TIMEOUT_S)  # and later it is

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 from potluck.provenance import MARKS
 from potluck.sessions.power_reading import MOST_W, SLACK_S, Count, believed, fault_of
@@ -192,7 +192,7 @@ def test_a_callback_that_raises_ends_its_readings_and_nobody_elses(monkeypatch):
     stream = home.call(back, rate_hz=1)
     home.receive("a", GOOD)
     for thread in set(threading.enumerate()) - others:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert (seen, list(stream), next(other).watts) == ([5.0], [], 5.0)
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import zmq
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck.sessions.connections import AgentConnection, Keys
@@ -37,7 +37,7 @@ def connected(context):
     public, secret = (part.decode() for part in zmq.curve_keypair())
     connection = AgentConnection(Connect(device="d", address=address, key=key.decode()))
     connection.open(context, DATA, "127.0.0.1", Keys(public=public, secret=secret))
-    assert agent.poll(PATIENCE_S * 1000)
+    assert agent.poll(TIMEOUT_S * 1000)
     route, _ = agent.recv_multipart()  # the greeting
     while connection.monitors[DATA].poll(0):
         seen = recv_monitor_message(connection.monitors[DATA])
@@ -66,7 +66,7 @@ def test_a_message_that_is_not_whole_is_counted(context):
     credit = encode(Credit(transfer=1))[0]
     for _ in range(2):
         agent.send_multipart([route, credit])
-        assert connection.sockets[DATA].poll(PATIENCE_S * 1000)
+        assert connection.sockets[DATA].poll(TIMEOUT_S * 1000)
         assert connection.read(DATA) == [credit]
         assert connection.unread_bytes() < MIB  # the handshake at most
     agent.send(route, zmq.SNDMORE)

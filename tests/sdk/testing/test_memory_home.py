@@ -133,19 +133,19 @@ def how_it_ends(attempt):
 )
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_worker_that_dies_at_any_moment_is_named_and_another_is_started(own_home, moment, after):
-    struck = []
+    killed = []
 
-    def strike():
-        struck.append(memory_of(own_home).kill_worker(B))
+    def kill():
+        killed.append(memory_of(own_home).kill_worker(B))
 
-    with at(own_home, moment, strike, after=after):
+    with at(own_home, moment, kill, after=after):
         ended = how_it_ends(
             lambda: deployed(own_home, protect=False).fit(make_data("mlp", 16)).wait()
         )
     if ended is not None:  # one that did nothing yet is not missed
         assert isinstance(ended, WorkerFailed | Refused)
         assert ended.device == B
-    assert struck
+    assert killed
     assert trained(own_home)
 
 

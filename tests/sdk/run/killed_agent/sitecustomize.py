@@ -1,9 +1,9 @@
 """Python runs this file first where this folder is on its path.
 
-In an agent: count its events, and strike when told.
+In an agent: count its events, and kill when told.
 
-`strike` in the agent's state directory says "agent 7" or "worker 7": from then on, at its seventh
-event (a message, a task that is done), that process is killed; `struck` says that it was.
+`kill-order` in the agent's state directory says "agent 7" or "worker 7": from then on, at its
+seventh event (a message, a task that is done), that process is killed; `killed` says that it was.
 """
 
 import os
@@ -20,7 +20,7 @@ def _arm(directory: Path, forks: Path) -> None:
     from potluck_agent.worker.forked_worker import workers_of
     from potluck_wire.messages import Ping
 
-    order = directory / "strike"
+    order = directory / "kill-order"
     handle = Core.handle
     remaining = list[int]()
 
@@ -33,7 +33,7 @@ def _arm(directory: Path, forks: Path) -> None:
             victim, number = order.read_text().split()
             remaining[:] = [(remaining[0] if remaining else int(number)) - 1]
             if remaining == [0]:
-                order.rename(directory / "struck")
+                order.rename(directory / "killed")
                 victims = [os.getpid()] if victim == "agent" else workers_of(forks, os.getpid())
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import PotluckError
@@ -36,7 +36,7 @@ class Client(threading.Thread):
         self.wrong = []
 
     def run(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         made = np.random.default_rng(self._number)
         while not self._stop_asking.is_set():
             x = made.normal(size=(1 + self._number % 3, 8)).astype(np.float32)
@@ -104,7 +104,7 @@ def test_agents_are_killed_for_minutes_and_each_request_ends_once(record_propert
             n_kills = kill_in_turn(agents, names, stop)
             stop.set()
             for client in clients:
-                client.join(PATIENCE_S)
+                client.join(TIMEOUT_S)
             assert not any(client.is_alive() for client in clients)  # nobody waits for ever
         ends = sum((client.ends for client in clients), Counter())
         wrong = [text for client in clients for text in client.wrong]
@@ -117,7 +117,7 @@ def test_agents_are_killed_for_minutes_and_each_request_ends_once(record_propert
         assert stats.n_refused + stats.n_failed == ends["refused"]
         assert stats.n_asked == ends.total()
         lively = None
-        for _ in range(int(PATIENCE_S)):  # and the home is whole again
+        for _ in range(int(TIMEOUT_S)):  # and the home is whole again
             try:
                 lively = service(torch.zeros(1, 8))
                 break

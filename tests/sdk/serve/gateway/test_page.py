@@ -16,7 +16,7 @@ from potluck.testing.memory import memory_home
 
 pytest.importorskip("potluck.serve.gateway.server")
 LENGTH = struct.Struct("<I")
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def certified(folder):
 @contextmanager
 def answer_of(gateway, path, certificate=None, method="GET"):
     if certificate is None:
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=TIMEOUT_S)
     else:
         trusting = ssl.create_default_context(cafile=str(certificate))
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", gateway.port, timeout=PATIENCE_S, context=trusting
+            "127.0.0.1", gateway.port, timeout=TIMEOUT_S, context=trusting
         )
     try:
         connection.request(method, path)

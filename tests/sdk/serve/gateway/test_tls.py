@@ -10,7 +10,7 @@ import ssl
 import pytest
 from tests.sdk.serve.gateway.test_gateway import rows
 from tests.sdk.serve.gateway.test_page import certified
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.testing.memory import memory_home
@@ -47,8 +47,8 @@ def triton_client(gateway, trusted):
         f"127.0.0.1:{gateway.port}",
         ssl=True,
         ssl_context_factory=lambda: ssl.create_default_context(cafile=str(trusted)),
-        connection_timeout=PATIENCE_S,
-        network_timeout=PATIENCE_S,
+        connection_timeout=TIMEOUT_S,
+        network_timeout=TIMEOUT_S,
     )
 
 
@@ -87,7 +87,7 @@ def test_without_the_token_a_trusted_connection_gets_nothing(entrance):
     gateway, certificate, _ = entrance
     trusting = ssl.create_default_context(cafile=str(certificate))
     connection = http.client.HTTPSConnection(
-        "127.0.0.1", gateway.port, timeout=PATIENCE_S, context=trusting
+        "127.0.0.1", gateway.port, timeout=TIMEOUT_S, context=trusting
     )
     connection.request("GET", "/v2/models/birds")
     answer = connection.getresponse()
@@ -106,7 +106,7 @@ STRANGERS = {
 @pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
 def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance, net, sent):
     gateway = entrance[0]
-    with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S) as stranger:
+    with socket.create_connection(("127.0.0.1", gateway.port), TIMEOUT_S) as stranger:
         stranger.sendall(sent)
         assert answered(entrance, net)  # meanwhile
         stranger.shutdown(socket.SHUT_WR)
@@ -128,7 +128,7 @@ def test_an_old_version_of_tls_is_refused(entrance, version):
     with pytest.warns(DeprecationWarning, match="TLSv1"):
         old.minimum_version = old.maximum_version = version
     with (
-        socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S) as plain,
+        socket.create_connection(("127.0.0.1", gateway.port), TIMEOUT_S) as plain,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
         old.wrap_socket(plain, server_hostname="127.0.0.1")

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 
 import pytest
 from tests.sdk.serve.runtime.conftest import LONG_S
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import NotServed, PotluckError
@@ -21,7 +21,7 @@ ROUNDS = 4
 
 def settled(futures, net, x):
     """Each has ended; how many were answered, rightly."""
-    done, unfinished = wait(futures, PATIENCE_S)
+    done, unfinished = wait(futures, TIMEOUT_S)
     assert not unfinished
     with torch.no_grad():
         expected = net(x)
@@ -38,7 +38,7 @@ def settled(futures, net, x):
 def until_back(home, service, names):
     """Until these devices have it."""
     never_set = threading.Event()
-    for _ in range(int(PATIENCE_S * 10)):
+    for _ in range(int(TIMEOUT_S * 10)):
         if set(service.devices) == set(names):
             return
         memory_of(home).pass_time(0.5)

@@ -5,7 +5,7 @@ from concurrent.futures import wait
 from itertools import count
 
 import pytest
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import NotServed, UserError
@@ -32,7 +32,7 @@ def of_net(net, x):
 def test_every_device_that_has_it_answers_as_one_machine(birds, net):
     for device in birds.devices:
         x = torch.randn(1, 8)
-        answer = birds.at(device).ask(x).result(PATIENCE_S)
+        answer = birds.at(device).ask(x).result(TIMEOUT_S)
         assert torch.allclose(answer.value, of_net(net, x), atol=1e-6)
         assert answer.path[0] == device
         assert len(answer.hops_s) == len(answer.path)
@@ -43,7 +43,7 @@ def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
     xs = [torch.randn(1, 8) for _ in range(60)]
     entrance = birds.at("local-1")
     requests = [entrance.ask(x) for x in xs]
-    assert not wait(requests, PATIENCE_S).not_done
+    assert not wait(requests, TIMEOUT_S).not_done
     answered = 0
     for x, each in zip(xs, requests, strict=True):
         if each.exception() is None:
@@ -86,9 +86,9 @@ def test_a_device_without_time_hands_on_and_the_answer_tells_the_way(
 
 def handed_on(entrance, x, pause):
     """The answer, as soon as the entrance has heard how the other one stands."""
-    for _ in range(int(PATIENCE_S * 10)):
+    for _ in range(int(TIMEOUT_S * 10)):
         try:
-            answer = entrance.ask(x, limit_s=0.5).result(PATIENCE_S)
+            answer = entrance.ask(x, limit_s=0.5).result(TIMEOUT_S)
         except NotServed:
             pause()
         else:
@@ -121,6 +121,6 @@ def test_a_device_that_went_is_handed_nothing_and_the_other_answers(model, net):
         service = home.serve(model, "birds", slo=potluck.Latency(LIMIT_S)).wait()
         memory_of(home).kill("local-2")
         x = torch.randn(1, 8)
-        answer = service.at("local-1").ask(x).result(PATIENCE_S)
+        answer = service.at("local-1").ask(x).result(TIMEOUT_S)
         assert answer.path == ("local-1",)
         assert torch.allclose(answer.value, of_net(net, x), atol=1e-6)

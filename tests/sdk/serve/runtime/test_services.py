@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from tests.sdk.serve.runtime.conftest import LONG_S
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.display import views
@@ -40,14 +40,14 @@ def test_what_was_asked_may_be_overwritten_at_once(birds, net):
         expected.append(of_net(net, x))
         futures.append(birds.ask(x))
     for answer, each in zip(futures, expected, strict=True):
-        assert torch.allclose(answer.result(PATIENCE_S), each, atol=1e-6)
+        assert torch.allclose(answer.result(TIMEOUT_S), each, atol=1e-6)
 
 
 @contextmanager
 def standing_still(home):
     """Nothing of this home happens, in its link's thread, until the block has ended."""
     ended = threading.Event()
-    link_of(home).watch(lambda event, actions: ended.wait(PATIENCE_S) and None)
+    link_of(home).watch(lambda event, actions: ended.wait(TIMEOUT_S) and None)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A house of cores in memory: a notebook, devices that hear each other, and workers that add.
+"""A cluster of cores in memory: a notebook, devices that hear each other, and workers that add.
 
 Messages are delivered one after the other, in the order in which they were sent, and none is lost
 unless a test takes it. Time stands still unless it is moved.
@@ -78,7 +78,7 @@ class AddingWorker:
         return FromWorker(done, (json.dumps(rows).encode(),))
 
 
-class House:
+class CoreCluster:
     """Devices by name, `a`, `b` and so on; each has the service where `serves` says so."""
 
     def __init__(self, names: str = "ab", serves: str = "") -> None:
@@ -228,7 +228,7 @@ class House:
         self.tell(name, m.GrantService(**{**fields, **changes}), document)
         return next(message for _, message, _ in self.home[n_heard:])
 
-    def grant_all(self, asks_per_s: float = 100.0) -> "House":
+    def grant_all(self, asks_per_s: float = 100.0) -> "CoreCluster":
         """Everybody may ask everybody, and has heard how all of them stand."""
         for name in self.cores:
             others = [each for each in self.cores if each != name]
