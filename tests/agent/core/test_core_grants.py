@@ -242,9 +242,7 @@ def test_a_path_that_cannot_be_is_not_told_on(what):
     number = cluster.ask("a")
     cluster.lost = lambda *_: False
     # it is the eleventh that a has
-    cluster.as_member(
-        "b", "a", m.AskEnded(number=11, **LIES[what])
-    )  # it is the eleventh that a has
+    cluster.as_member("b", "a", m.AskEnded(number=11, **LIES[what]))
     ended, output = cluster.answer(number)
     assert (ended.code, ended.path, output) == (RefusalCode.PATH, ("a",), None)
 
