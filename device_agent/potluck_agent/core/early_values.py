@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from potluck_agent.core.dependencies import DependencyGraph
-from potluck_agent.core.execution import Early, Name
+from potluck_agent.core.execution import EarlyValue, Name
 from potluck_wire.limits import MAX_UNDER_WAY
 from potluck_wire.messages import Value
 
@@ -13,7 +13,7 @@ MAX_EARLY = 1024  # executions that values came for before they began
 @dataclass(slots=True)
 class _Waiting:
     n_instructions: int  # of its program: no more values can come for it
-    values: dict[str, Early]
+    values: dict[str, EarlyValue]
 
 
 class EarlyValues:
@@ -51,7 +51,7 @@ class EarlyValues:
             return f"early values of {self.worker_bytes} bytes wait already"
         return ""
 
-    def put(self, name: Name, layout: DependencyGraph, value: str, early: Early) -> None:
+    def put(self, name: Name, layout: DependencyGraph, value: str, early: EarlyValue) -> None:
         """Keep it until its execution begins."""
         waiting = self._waiting.get(name)
         if waiting is None:
@@ -60,7 +60,7 @@ class EarlyValues:
         waiting.values[value] = early
         self.worker_bytes += early.worker_bytes
 
-    def take(self, name: Name) -> dict[str, Early]:
+    def take(self, name: Name) -> dict[str, EarlyValue]:
         """All of this execution, in the order they came."""
         waiting = self._waiting.pop(name, None)
         if waiting is None:

@@ -51,7 +51,7 @@ class LostRun:
     text: str
 
 
-class Others(Protocol):
+class OtherNotebooks(Protocol):
     """What other notebooks have on this device."""
 
     @property
@@ -86,7 +86,7 @@ class EpochTable:
         out: Outbox,
         worker: WorkerProxy,
         end_epoch: Callable[[LoadedRun, int, float], None],
-        others: Others,
+        others: OtherNotebooks,
     ) -> None:
         self._settings = settings
         self._out = out

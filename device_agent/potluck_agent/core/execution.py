@@ -83,7 +83,7 @@ class Unwanted(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Early:
+class EarlyValue:
     """A value that came before its execution began."""
 
     located: Located | None  # where its place is held, as it is to be sent on
@@ -142,7 +142,9 @@ class Execution:
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
-        self.early: dict[str, Early] = {}  # values that came before it began and are not used yet
+        self.early: dict[
+            str, EarlyValue
+        ] = {}  # values that came before it began and are not used yet
         # of a request for a service: who its peers are, and who hears how it ends
         self.peers: Mapping[str, Correspondent] = {}
         self.ends: Callable[[Done | Failed, float], None] | None = None

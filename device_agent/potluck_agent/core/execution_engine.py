@@ -11,11 +11,11 @@ from functools import partial
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
 from potluck_agent.core.deferred_work import DeferredWork, Piece
 from potluck_agent.core.early_values import EarlyValues
-from potluck_agent.core.epochs import EpochTable, Others
+from potluck_agent.core.epochs import EpochTable, OtherNotebooks
 from potluck_agent.core.events import Buffer, PeerDevice, Span
 from potluck_agent.core.execution import (
     ASKED_STEP,
-    Early,
+    EarlyValue,
     Execution,
     Located,
     Name,
@@ -32,7 +32,7 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, ChunkOutcome, IncomingValue, ReceiveBuffers
 from potluck_agent.core.run_state import LoadedRun
 from potluck_agent.core.send_queue import SendQueue, Transfer
-from potluck_agent.core.waiting_executions import Behind, ExecutionRequest, crowded
+from potluck_agent.core.waiting_executions import ExecutionRequest, WaitingExecutions, crowded
 from potluck_agent.core.work_queue import WorkQueue
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump
@@ -68,7 +68,7 @@ class ExecutionEngine:
         incoming: ReceiveBuffers,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, PeerDevice]],
-        others: Others,
+        others: OtherNotebooks,
     ) -> None:
         self._owner = owner
         self._out = out
@@ -82,7 +82,7 @@ class ExecutionEngine:
         self.plans = EpochTable(settings, out, worker, self._end_epoch, others)
         self._executions: dict[Name, Execution] = {}
         self.early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
-        self._behind = Behind()
+        self._behind = WaitingExecutions()
         self._queue = WorkQueue()
         self._starting = (
             DeferredWork()
@@ -467,7 +467,7 @@ class ExecutionEngine:
         if not sends:
             self._give_back(span, now_s)
         located = Located(span=span, dtype=value.dtype, shape=value.shape) if sends else None
-        early = Early(
+        early = EarlyValue(
             located=located,
             worker_bytes=value.nbytes if uses else 0,
             start_s=arrival.start_s,
@@ -478,7 +478,7 @@ class ExecutionEngine:
         else:
             self._use(execution, value.name, early, now_s)
 
-    def _use(self, execution: Execution, value: str, early: Early, now_s: float) -> None:
+    def _use(self, execution: Execution, value: str, early: EarlyValue, now_s: float) -> None:
         if early.located is not None:
             execution.places[value] = early.located
         self._go_on(execution, execution.arrived(value, early.start_s, early.stop_s), now_s)
@@ -507,7 +507,7 @@ class ExecutionEngine:
             self._give_back(span, now_s)
             yield
 
-    def _waste(self, values: dict[str, Early], now_s: float) -> None:
+    def _waste(self, values: dict[str, EarlyValue], now_s: float) -> None:
         """Nobody will send these values on."""
         spans = [early.located.span for early in values.values() if early.located is not None]
         self._closing.do(self._give_back_all(spans, now_s))

@@ -5,7 +5,7 @@ time. Pure.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from potluck_agent.core.epochs import Others, refusal_code
+from potluck_agent.core.epochs import OtherNotebooks, refusal_code
 from potluck_agent.core.events import Buffer, PeerDevice, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import SendQueue, Transfer
@@ -72,7 +72,7 @@ class MeasurementQueue:
         worker: WorkerProxy,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, PeerDevice]],
-        others: Others,
+        others: OtherNotebooks,
         busy: BusyTime,
     ) -> None:
         self._out = out

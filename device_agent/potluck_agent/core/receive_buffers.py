@@ -22,7 +22,7 @@ AGENT, WORKER = "agent", "worker"  # who can hold a place
 CREDIT_DELAY_S = 0.2
 
 
-class Space:
+class InboundSpace:
     """The inbound arena: a place is free again when everybody who holds it has released it: we, and
     the worker.
     """
@@ -107,7 +107,7 @@ class ReceiveBuffers:
 
     def __init__(self, inbound_bytes: int, worker: int = 0) -> None:
         self._worker = worker
-        self.space = Space(inbound_bytes)
+        self.space = InboundSpace(inbound_bytes)
         self._arrivals: OrderedDict[tuple[str, int], IncomingValue] = OrderedDict()
         self._queue: deque[IncomingValue] = deque()  # without a place, oldest first
         self._accounts: defaultdict[str, CreditLedger] = defaultdict(CreditLedger)  # by sender
@@ -308,7 +308,7 @@ class ReceiveBuffers:
     def clear(self) -> ChunkOutcome:
         """The arena is gone; everything that was coming is rejected. Measured values go on."""
         step = ChunkOutcome()
-        self.space = Space(self.space.nbytes)
+        self.space = InboundSpace(self.space.nbytes)
         self._queue.clear()
         for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:
             del self._arrivals[arrival.key, arrival.value.transfer]

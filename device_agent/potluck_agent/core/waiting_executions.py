@@ -21,7 +21,7 @@ class ExecutionRequest:
     n_instructions: int
 
 
-class Behind:
+class WaitingExecutions:
     """Each waits for one other, several may wait for the same, and whoever waits may itself be
     waited for.
     """
@@ -76,7 +76,9 @@ class Behind:
                 self._asks[ahead] = asks
 
 
-def crowded(under_way: Collection[Execution], behind: Behind, layout: DependencyGraph) -> str:
+def crowded(
+    under_way: Collection[Execution], behind: WaitingExecutions, layout: DependencyGraph
+) -> str:
     """Why no further execution is begun or waits, of a program of that layout; empty: one does."""
     n_executions = len(under_way) + len(behind)
     n_instructions = (

@@ -57,7 +57,7 @@ from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
-from potluck_agent.net.socket_memory import Inlet, SocketMemory
+from potluck_agent.net.socket_memory import InboundConnection, SocketMemory
 from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -75,7 +75,7 @@ class _Route(NamedTuple):
     """The way to a peer: what ZeroMQ calls its connection, and that connection."""
 
     name: bytes
-    inlet: Inlet | None
+    inlet: InboundConnection | None
 
 
 class EventLoop:

@@ -28,7 +28,7 @@ _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux"
 
 
 @dataclass(slots=True, eq=False)
-class Inlet:
+class InboundConnection:
     """One connection of a socket."""
 
     source: Any
@@ -43,7 +43,7 @@ class SocketMemory:
     """All connections of some sockets, by socket and descriptor."""
 
     def __init__(self) -> None:
-        self._connections: dict[tuple[Any, int], Inlet] = {}
+        self._connections: dict[tuple[Any, int], InboundConnection] = {}
         self._strangers: dict[tuple[Any, int], None] = {}  # the oldest first
 
     @property
@@ -57,7 +57,7 @@ class SocketMemory:
         if event["event"] & OPENED:
             self._strangers.pop(key, None)
             with suppress(OSError), _borrowed(key[1]) as tcp:
-                self._connections[key] = Inlet(*key, tcp.getpeername())
+                self._connections[key] = InboundConnection(*key, tcp.getpeername())
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._strangers[key] = None
         elif event["event"] == zmq.EVENT_DISCONNECTED:
@@ -76,7 +76,7 @@ class SocketMemory:
             connection.is_known = True
             self._strangers.pop((source, connection.descriptor), None)
 
-    def over(self, source: Any, frames: list[Any]) -> Inlet | None:
+    def over(self, source: Any, frames: list[Any]) -> InboundConnection | None:
         """The connection that these frames came over; None where nobody has told of it yet."""
         return self._connections.get((source, frames[-1].get(SOURCE)))
 
@@ -86,7 +86,7 @@ class SocketMemory:
             del self._connections[key]
             self._strangers.pop(key, None)
 
-    def cut(self, connection: Inlet | None) -> None:
+    def cut(self, connection: InboundConnection | None) -> None:
         """Shut this connection down, if it is still there, and what waits in it goes; the other
         side may make a new one.
         """

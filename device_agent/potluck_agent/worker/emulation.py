@@ -20,7 +20,7 @@ SPIN_S = 100e-6
 Kind = tuple[str, Hashable]  # tasks of the same slot that take the same time: operation, shapes
 
 
-class Stretch:
+class EmulatedDurations:
     """How long tasks shall take. `slowdown` 1 leaves them as they are."""
 
     def __init__(self, slowdown: float = 1.0) -> None:

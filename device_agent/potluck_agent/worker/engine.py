@@ -12,7 +12,7 @@ from typing import Any
 from potluck_agent.worker import available_memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays.backends import arrays_of, backends
-from potluck_agent.worker.emulation import Kind, Stretch, wait_until
+from potluck_agent.worker.emulation import EmulatedDurations, Kind, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import (
@@ -57,7 +57,7 @@ class WorkerEngine:
         self._arrays = arrays_of(tuple(present), configure.device, configure.memory_bytes)
         self._loader = Loader(present, self._arrays, configure.threads, configure.provider)
         self._pipe = pipe
-        self._stretch = Stretch(configure.slowdown)
+        self._stretch = EmulatedDurations(configure.slowdown)
         self._values = Values(inbound, self._arrays)
         self._exports = Exports(outbound, self._wait_for_release, self._arrays)
         self._segments: dict[str, LoadedSegment] = {}

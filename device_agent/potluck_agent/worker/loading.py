@@ -71,9 +71,9 @@ class Loader:
         if getattr(weight_source, "kind", "aten") != kind:
             raise SegmentError("document", f"the weights of a segment of another kind than {kind}")
         if kind == "aten":
-            from potluck_agent.worker.shared_state import BorrowingSegment
+            from potluck_agent.worker.shared_state import SharedWeightSegment
 
-            return BorrowingSegment(loads(document), weight_source, self._arrays.device)
+            return SharedWeightSegment(loads(document), weight_source, self._arrays.device)
         from potluck_agent.worker.onnx import segment
 
         return segment.OnnxSegment(document, self._arrays, self._processor(), weight_source)

@@ -16,7 +16,7 @@ from .interpreter import Interpreter
 from .tasks import LoadedSegment, Tensors
 
 
-class BorrowingSegment(ForwardOnly):
+class SharedWeightSegment(ForwardOnly):
     """An ATen segment whose parameters and buffers are the very memory of those of `weight_source`.
 
     Raises SegmentError where the source has no such state, or another shape or type of it.

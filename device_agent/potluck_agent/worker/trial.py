@@ -26,7 +26,7 @@ TOLERANCE_FRAC = 2e-3
 Work = Callable[[], Any]
 
 
-class Wrong(Exception):
+class WrongResult(Exception):
     """An accelerator that does not compute what the CPU does."""
 
 
@@ -216,7 +216,7 @@ def onnx_with_threads(threads: int, provider: str = "") -> Work:
         _model(weights), options, providers=[*names, "CPUExecutionProvider"]
     )
     if session.get_providers()[: len(names)] != names:
-        raise Wrong("onnxruntime does not load it")
+        raise WrongResult("onnxruntime does not load it")
     return lambda: session.run(None, {"x": x})[0]
 
 
@@ -236,10 +236,10 @@ def check(answer: Any, expected: Any) -> None:
         The answers differ by more than half precision explains.
     """
     if answer.shape != expected.shape:
-        raise Wrong(f"it answers with {list(answer.shape)}, expected {list(expected.shape)}")
+        raise WrongResult(f"it answers with {list(answer.shape)}, expected {list(expected.shape)}")
     error = float(np.abs(answer - expected).max() / np.abs(expected).max())
     if not error <= TOLERANCE_FRAC:
-        raise Wrong(f"its answers differ from the CPU's by {error:.1%} of the largest")
+        raise WrongResult(f"its answers differ from the CPU's by {error:.1%} of the largest")
 
 
 def tensors() -> tuple[Any, Any, Any]:

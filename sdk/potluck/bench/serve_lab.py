@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.records import Device, LayerCost
 from potluck.serve.baselines.schemes import EPARA, INTEREDGE, LEAST_LOADED, OURS, as_printed
-from potluck.serve.runtime.device_placement import Wanted, record
+from potluck.serve.runtime.device_placement import ServiceDemand, record
 from potluck.serve.runtime.loaded_model import Loaded, RowsInFlight, plan_on
 from potluck.serve.runtime.measure import MeasuredService, padded_times
 from potluck.serve.scheduling.events import ComputeBatch
@@ -43,7 +43,7 @@ from potluck.serve.simulate.cases import equal_parts
 from potluck.serve.simulate.engine import Scenario
 from potluck.serve.simulate.outcome import ServingOutcome
 from potluck.serve.simulate.scheme import Scheme
-from potluck.serve.simulate.serial_servers import InTurn
+from potluck.serve.simulate.serial_servers import SerialServing
 from potluck.sessions.agent_specs import Spec
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def play(
     lasts_s
         By service, the seconds that batches of `BATCHES` rows are played to take.
     """
-    prediction = InTurn(drawn, scheme)
+    prediction = SerialServing(drawn, scheme)
     predicted = prediction.run()
     measured = OnAgents(drawn, scheme, agents, lasts_s, prediction.placement).run()
     return PlayedScenario(
@@ -216,7 +216,10 @@ def service_of(
         memory_bytes=int(model.memory_gib * epara_services.GIB),
         item_bytes=int(model.item_gib * epara_services.GIB),
     )
-    kind, wanted = epara_services.P100, Wanted(name=model.name, slo=slower(model.slo, time_scale))
+    kind, wanted = (
+        epara_services.P100,
+        ServiceDemand(name=model.name, slo=slower(model.slo, time_scale)),
+    )
     made = record(wanted, {kind: measured}, {kind: kind}, MOST_DEGREE)
     return replace(made, input_bytes=model.input_bytes, output_bytes=model.output_bytes)
 
@@ -357,13 +360,13 @@ class LabServers:
         )
 
 
-class OnAgents(InTurn):
+class OnAgents(SerialServing):
     """The same scenario by the clock: batches go to agents, and are done when these answer.
 
     Parameters
     ----------
     scenario, scheme
-        As of `InTurn`.
+        As of `SerialServing`.
     agents
         Who computes.
     played

@@ -33,7 +33,7 @@ from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.profile import estimate
 from potluck.records import HOME, Problem, Training
-from potluck.run.local_steps import OuterStep, RegionRun, Together
+from potluck.run.local_steps import OuterOptimizer, OuterStep, RegionRun
 
 if TYPE_CHECKING:
     import torch
@@ -306,7 +306,7 @@ def learned(
     else:
         regions = [_Stand(copy.deepcopy(net)) for _ in SITES]
         rounds = [turns[i : i + 2 * n_steps] for i in range(0, len(turns), 2 * n_steps)]
-    together = Together(regions, OuterStep()) if len(regions) > 1 else None
+    together = OuterOptimizer(regions, OuterStep()) if len(regions) > 1 else None
     if together is not None:
         together.begin()
     steps, apart = inf, 0.0

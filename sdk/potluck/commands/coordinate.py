@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     from potluck.coordinator.coordinator import Coordinator
     from potluck.coordinator.coordinator_group import Seat
     from potluck.coordinator.endpoint import Endpoint
-    from potluck.coordinator.group_joining import Joining
+    from potluck.coordinator.group_joining import GroupFollower
     from potluck.coordinator.hand_over import elsewhere
     from potluck.coordinator.local_coordinator import LOCK, folder_of, write_place
     from potluck.coordinator.server import CoordinatorServer
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     coordinator.go_on()
     joining = None
     if joined is not None:
-        joining = Joining(coordinator, joined.ask, lambda text: print(text, flush=True))
+        joining = GroupFollower(coordinator, joined.ask, lambda text: print(text, flush=True))
         joining.start()
     try:
         server.serve(goes_on)

@@ -18,7 +18,7 @@ UNITS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exact:
+class ExactOrder:
     """`start_s` of every task in the best schedule found, how long that takes, and what none can be
     shorter than.
     """
@@ -35,7 +35,7 @@ class Exact:
 
 def solve(
     graph: TaskGraph, hint: TaskTimes, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0
-) -> Exact:
+) -> ExactOrder:
     """Start times for all tasks of which no two share a resource or a medium.
 
     `hint`: a schedule that is known.
@@ -97,7 +97,7 @@ def solve(
     status = solver.solve(model)
     bound_s = max(solver.best_objective_bound, 0.0) * unit_s
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.objective_value >= horizon:
-        return Exact(
+        return ExactOrder(
             start_s=tuple(hint.start_s),
             latency_s=max(hint.stop_s),
             bound_s=min(bound_s, max(hint.stop_s)),
@@ -105,7 +105,7 @@ def solve(
     # A solution may leave gaps that cost it nothing; whoever runs in this order does not wait in
     # them.
     turns = sorted(order, key=lambda task: solver.value(starts[task]))
-    return Exact(
+    return ExactOrder(
         start_s=tuple(start * unit_s for start in _soonest(graph, turns, lengths, lasts)),
         latency_s=solver.objective_value * unit_s,
         bound_s=bound_s,

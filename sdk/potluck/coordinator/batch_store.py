@@ -269,7 +269,7 @@ class BatchStore:
             raise _unread(path, error) from error
 
 
-class Numbered(Protocol):
+class IndexedBatches(Protocol):
     """Batches of which each can be had by its number."""
 
     def __len__(self) -> int:
@@ -290,7 +290,7 @@ class Batches:
         The number of the first.
     """
 
-    def __init__(self, store: Numbered, first: int) -> None:
+    def __init__(self, store: IndexedBatches, first: int) -> None:
         self._store, self._first = store, first
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.coordinator.checked_replies import JobProgress, part, read_job_progress
 from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.journal import FAILED, TRAINING, WAITING
-from potluck.coordinator.leader_client import WhoeverActs
+from potluck.coordinator.leader_client import LeaderClient
 from potluck.coordinator.state_size import check_size
 from potluck.display_hooks import Shown
 from potluck.errors import FileError, HomeError, UserError
@@ -39,9 +39,9 @@ class DetachedRun(Shown):
     """
 
     def __init__(
-        self, place: Endpoint | WhoeverActs, job: str, most_bytes: int | None = None
+        self, place: Endpoint | LeaderClient, job: str, most_bytes: int | None = None
     ) -> None:
-        self._who = place if isinstance(place, WhoeverActs) else WhoeverActs(place)
+        self._who = place if isinstance(place, LeaderClient) else LeaderClient(place)
         self.job, self._most_bytes = job, most_bytes
         self._losses: list[float] = []
         self._progress = self._look()

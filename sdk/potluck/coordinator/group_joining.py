@@ -14,7 +14,7 @@ from potluck.errors import HomeError, PotluckError
 LOOK_S = 1.0
 
 
-class Joining:
+class GroupFollower:
     """Asks again and again, in the background, while nothing is done here.
 
     Parameters

@@ -11,7 +11,7 @@ from potluck.coordinator.checked_replies import jobs
 from potluck.coordinator.detached_run import DetachedRun
 from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.job_writer import pack
-from potluck.coordinator.leader_client import WhoeverActs, find_any, kept_seats
+from potluck.coordinator.leader_client import LeaderClient, find_any, kept_seats
 from potluck.coordinator.local_coordinator import find, find_or_start, folder_of
 from potluck.coordinator.state_size import most_state_bytes, remember, remembered
 from potluck.discover.addresses import parse_address
@@ -79,7 +79,7 @@ def hand_over(
     if not to:
         home.close()
     place.ask("start", job=name)
-    return DetachedRun(WhoeverActs(place, state=state), name, max_bytes)
+    return DetachedRun(LeaderClient(place, state=state), name, max_bytes)
 
 
 def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") -> DetachedRun:
@@ -121,7 +121,7 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
             f"nothing was handed over to the coordinator at {place}.", next_step="run.detach()"
         )
     job = job or names[-1]
-    return DetachedRun(WhoeverActs(place, others, state), job, remembered(state, job))
+    return DetachedRun(LeaderClient(place, others, state), job, remembered(state, job))
 
 
 def elsewhere(address: str, key: str, keys: Keys) -> Endpoint:

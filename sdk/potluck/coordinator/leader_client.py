@@ -19,7 +19,7 @@ FIND_S = 30.0  # a lease, the steps since the last state, and a device that is s
 PAUSE_S = 0.5
 
 
-class WhoeverActs:
+class LeaderClient:
     """One job's coordinators.
 
     Parameters

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck import display_hooks
-from potluck.coordinator.asking import (
+from potluck.coordinator.home_requests import (
     DONE,
     LOOK_S,
     REFUSED,
@@ -24,7 +24,7 @@ from potluck.coordinator.asking import (
     TAKE_OVER,
     UNDER_WAY,
     HolderAnswer,
-    Question,
+    HomeRequest,
     answer,
     ask,
     question,
@@ -193,7 +193,7 @@ class SharedHome(ServingHome):
                 daemon=True,
             ).start()
 
-    def respond(self, request: Question) -> None:
+    def respond(self, request: HomeRequest) -> None:
         """Do what another process of this home's owner asks for, and answer it.
 
         Parameters
@@ -219,7 +219,7 @@ class SharedHome(ServingHome):
             say("it was told, and looks for a safe point.")
             self._give(request, folder, say)
 
-    def _give(self, request: Question, folder: Path, say: Callable[..., None]) -> None:
+    def _give(self, request: HomeRequest, folder: Path, say: Callable[..., None]) -> None:
         home: Any = self
         saved: tuple[Path, ...] = ()
         try:
@@ -240,7 +240,7 @@ class SharedHome(ServingHome):
         say("it is yours.", DONE, tuple(map(str, saved)))
         home.close()
 
-    def _finished(self, request: Question, folder: Path, say: Callable[..., None]) -> bool:
+    def _finished(self, request: HomeRequest, folder: Path, say: Callable[..., None]) -> bool:
         """Whether all has ended while the other process still waits."""
         last_words = ""
         while not self._closed and self._is_at_work_now:

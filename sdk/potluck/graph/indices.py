@@ -42,7 +42,7 @@ _KEEPING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class IndexBound:
     """Input number `position` holds indices below `size`, or `ignored`."""
 
     position: int
@@ -50,7 +50,7 @@ class Bound:
     ignored: int | None = None
 
 
-def index_bounds(traced: Traced) -> tuple[Bound, ...]:
+def index_bounds(traced: Traced) -> tuple[IndexBound, ...]:
     """The bounds of all inputs that are used as indices, as far as the graph tells."""
     graph = traced.graph
     nodes = {graph.first_node + node.number: node for node in graph.nodes}
@@ -70,7 +70,7 @@ def index_bounds(traced: Traced) -> tuple[Bound, ...]:
         shape = traced.type_of(target).shape
         size = shape[min(dim, len(shape) - 1)]
         if isinstance(size, int):
-            found.append(Bound(position, size, _ignored(node) if dim else None))
+            found.append(IndexBound(position, size, _ignored(node) if dim else None))
     return tuple(found)
 
 
@@ -95,7 +95,9 @@ def _ignored(node: Node) -> int:
     return int(given)
 
 
-def check_indices(bounds: Sequence[Bound], names: Sequence[str], tensors: Sequence[Any]) -> None:
+def check_indices(
+    bounds: Sequence[IndexBound], names: Sequence[str], tensors: Sequence[Any]
+) -> None:
     """Refuse a batch with an index that its table does not have, or a label of no class.
 
     Parameters

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.offload.plan.lowering import DEVICE, Sent, Shareable, Shared, SharedPiece
+from potluck.offload.plan.lowering import DEVICE, LoweredRequest, SentPart, Shareable, SharedPiece
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.rows.tiles import Interval, TensorSlice, part_type
 from potluck.records import HOME, Segment
@@ -73,7 +73,13 @@ class SharedProgram:
 
 
 def compile_shared(
-    shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, weight_source: str
+    shareable: Shareable,
+    shared: LoweredRequest,
+    sides: Sides,
+    model: Any,
+    *,
+    name: str,
+    weight_source: str,
 ) -> SharedProgram:
     """The programs of `shared`; its pieces have the weights of the segment `weight_source`, as
     programs name it.
@@ -270,7 +276,7 @@ class _ProgramCompilation:
         )
         self.held[side].update(outputs)
 
-    def send(self, step: Sent, turn: int) -> None:
+    def send(self, step: SentPart, turn: int) -> None:
         """Rows go over; those of the input are cut out of it first."""
         side, part = step.side, step.part
         source, target = self.sides.names[side], self.sides.names[step.to]

@@ -18,7 +18,7 @@ from potluck.profile.home_network import (
     SharedMedium,
 )
 from potluck.profile.network_rows import attachments_of, rates_of, timed, tree_of
-from potluck.profile.tomography import NOISE_FRAC, Fit, Observation, Tomography
+from potluck.profile.tomography import NOISE_FRAC, Observation, Tomography, TreeFit
 
 SURE = 4.0  # standard errors; what is further off is no noise
 CLEARLY = 16.0  # of a sum of squared errors, in standard deviations
@@ -60,7 +60,7 @@ def fitted(
     return document, [f"{line} {STEP}" for line in contradictions]
 
 
-def figures(fit: Fit, observations: Sequence[Observation]) -> dict[Attachment, Figure]:
+def figures(fit: TreeFit, observations: Sequence[Observation]) -> dict[Attachment, Figure]:
     """The rates of a fit with their errors.
 
     Parameters
@@ -98,7 +98,7 @@ def _of_rates(
             )
 
 
-def _of_flows(fit: Fit, observations: Sequence[Observation]) -> Iterator[str]:
+def _of_flows(fit: TreeFit, observations: Sequence[Observation]) -> Iterator[str]:
     """The flows that the structure cannot explain, the worst first."""
     predicted = fit.predicted([observation.flows for observation in observations])
     off = [

@@ -56,7 +56,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class TreeFit:
     """A tree with the rates that explain the observations best. `score`: less is better; `misfit`:
     the sum of squared errors, in standard deviations.
     """
@@ -132,17 +132,17 @@ class Tomography:
         self._hints = hints or {}
         self._chance = random.Random(seed)
         self._first = first_probes(self.names)
-        self._ranked: list[Fit] = []
+        self._ranked: list[TreeFit] = []
         self._ruled_out: set[Site] = set()
         self._is_fresh = False  # the ranked trees are those around the best by all observations
 
     @property
-    def best(self) -> Fit:
+    def best(self) -> TreeFit:
         """The tree that explains all observations so far."""
         self._refresh()
         return self._ranked[0]
 
-    def fitted(self, tree: Site) -> Fit:
+    def fitted(self, tree: Site) -> TreeFit:
         """This tree, with the rates that explain all observations so far best.
 
         Parameters
@@ -218,7 +218,7 @@ class Tomography:
         worth, probe = max(zip(worths, probes, strict=True))
         return probe if worth > WORTH else None
 
-    def _unseen(self, best: Fit) -> Fit:
+    def _unseen(self, best: TreeFit) -> TreeFit:
         """The best tree, where every attachment that no flow has filled yet is twice as fast."""
         model = FlowModel(best.tree, [observation.flows for observation in self.observations])
         slack = model.slack(np.log([best.rates[one] for one in model.attachments]))
@@ -291,7 +291,7 @@ class _Search:
         self._ruled_out = ruled_out
         self._hints = hints
 
-    def descend(self, fit: Fit) -> tuple[Fit, list[Fit]]:
+    def descend(self, fit: TreeFit) -> tuple[TreeFit, list[TreeFit]]:
         """The best tree that moves lead to, each better than the one before, and its neighbours."""
         while True:
             kinds = _kinds(fit.tree)
@@ -308,13 +308,13 @@ class _Search:
                 return fit, [*near, *rough[N_FITTED:]]
             fit = best
 
-    def explains(self, fit: Fit) -> bool:
+    def explains(self, fit: TreeFit) -> bool:
         """Whether it is off by no more than noise makes likely (3 standard deviations)."""
         return fit.misfit < len(self._seen) + 3 * sqrt(2 * len(self._seen))
 
     def fit(
         self, tree: Site, rates: Mapping[Attachment, float] | None = None, steps: int = STEPS
-    ) -> Fit:
+    ) -> TreeFit:
         """The tree with its best rates, from these on."""
         model = FlowModel(tree, self._probes)
         known = rates or {}
@@ -322,7 +322,7 @@ class _Search:
         start = np.log([max(known.get(one, 0.0), rate) for one, rate in least])
         return self._fitted(tree, model, start, steps, np.arange(len(start)))
 
-    def glance(self, tree: Site, rates: Mapping[Attachment, float]) -> Fit:
+    def glance(self, tree: Site, rates: Mapping[Attachment, float]) -> TreeFit:
         """The tree with these rates, and the best ones of attachments that have none in them."""
         model = FlowModel(tree, self._probes)
         least = zip(model.attachments, model.least_rates(self._seen), strict=True)
@@ -330,9 +330,11 @@ class _Search:
         new = [i for i, one in enumerate(model.attachments) if one not in rates]
         return self._fitted(tree, model, start, 1, np.array(new, int))
 
-    def _fitted(self, tree: Site, model: FlowModel, start: Array, steps: int, free: Array) -> Fit:
+    def _fitted(
+        self, tree: Site, model: FlowModel, start: Array, steps: int, free: Array
+    ) -> TreeFit:
         at, misfit = fit_rates(model, self._seen, start, self._noise_frac, steps=steps, free=free)
-        return Fit(
+        return TreeFit(
             tree=tree,
             rates=dict(zip(model.attachments, np.exp(at).tolist(), strict=True)),
             misfit=misfit,

@@ -15,7 +15,7 @@ from potluck.errors import OutOfMemory
 from potluck.run.compiled_plan import MOVE, Requests, request
 from potluck.run.device_group import state_types, states_of
 from potluck.run.snapshots import Snapshot
-from potluck.schedule import Target, compile_move, compile_pull, holding
+from potluck.schedule import SegmentTarget, compile_move, compile_pull, holding
 from potluck_wire.messages import Prepare
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class BackgroundSnapshot:
         self._arriving: Future[ExecutionResult] | None = None
         self._begun_s = 0.0
 
-    def _targets(self) -> list[Target]:
+    def _targets(self) -> list[SegmentTarget]:
         """Every device of a stage copies what it has of it: what replicas count, its lead has."""
         found = []
         for stage, segment in zip(
@@ -104,8 +104,8 @@ class BackgroundSnapshot:
             states = self._states[segment.name]
             others = tuple(device for device in stage.devices if device != stage.lead)
             alike = [state for state in states if not state.counts]
-            found += [Target(segment.name, (stage.lead,), states)]
-            found += [Target(segment.name, others, alike)] * bool(others)
+            found += [SegmentTarget(segment.name, (stage.lead,), states)]
+            found += [SegmentTarget(segment.name, others, alike)] * bool(others)
         return found
 
     def _holders(self, epoch: int) -> dict[str, dict[str, str]]:

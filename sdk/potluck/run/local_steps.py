@@ -143,7 +143,7 @@ def local_steps(
     if epochs > 1 and iter(data) is data:
         raise UserError("data that can be read once is for one epoch.", next_step="Give a list.")
     regions = [RegionRun(run) for run in runs]
-    together = Together(regions, outer or OuterStep())
+    together = OuterOptimizer(regions, outer or OuterStep())
 
     def work(task: Task) -> LocalHistory:
         batches = chain.from_iterable(data for _ in range(epochs))
@@ -236,7 +236,7 @@ class RegionRun:
         self._run.live_weights.push(weights)
 
 
-class Together:
+class OuterOptimizer:
     """The outer optimizer, and what goes between the regions and it.
 
     Parameters

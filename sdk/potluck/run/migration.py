@@ -31,7 +31,7 @@ from potluck.run.recovery import recover, see_all, surviving
 from potluck.schedule import (
     FOLLOW,
     Compiled,
-    Target,
+    SegmentTarget,
     compile_follow,
     compile_move,
     followed_bytes,
@@ -58,7 +58,7 @@ MOST_BEHIND = 224  # a device takes 256 executions at once, and training goes on
 ARENA_FRAC = 0.25
 
 
-class Gone(Exception):
+class PlanReplaced(Exception):
     """The run went on to another compiled plan meanwhile, for a new batch size or after a loss: the
     migration begins anew.
     """
@@ -86,7 +86,7 @@ def cross(engine: "RunEngine", plan: Plan, task: Task) -> None:
         while True:
             try:
                 return way(engine, plan, task)
-            except Gone:
+            except PlanReplaced:
                 task.check()
             except PotluckError as error:
                 engine.check()  # what ended the run is the cause, not what followed from it
@@ -117,7 +117,7 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
         task.check()
         engine.check()
         if engine.group is not group:
-            raise Gone
+            raise PlanReplaced
 
     with engine.boundary():
         old, group = engine.compiled_plan, engine.group
@@ -142,7 +142,7 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
         group.drop(new.epoch, requests)
         with engine.boundary():  # who recovers is at it until then
             if engine.group is not group and isinstance(error, PotluckError):
-                raise Gone from error
+                raise PlanReplaced from error
         raise
 
 
@@ -203,7 +203,7 @@ def _cross_training(engine: "RunEngine", plan: Plan, task: Task) -> None:
         overtaken = migration.is_overtaken  # then devices may have refused our epochs as old
         migration.turn_back()
         if overtaken:
-            raise Gone from error
+            raise PlanReplaced from error
         raise
     except BaseException:
         migration.turn_back()
@@ -244,7 +244,7 @@ class PlanMigration:
             MOVE, holders, targets(transition.plan, transition.segments, states)
         )
         self._fetch = compile_move(
-            FETCH, holders, [Target(name, who, states[name]) for name, who in standbys]
+            FETCH, holders, [SegmentTarget(name, who, states[name]) for name, who in standbys]
         )
         self._move = compile_move(
             MOVE,
@@ -371,7 +371,7 @@ class PlanMigration:
         """
         engine, transition = self._engine, self.transition
         if engine.compiled_plan is not self._old:
-            raise Gone
+            raise PlanReplaced
         engine.finish()
         engine.group.execute(transition.epoch, self._keep, 0).result()
         self._fetching = [engine.group.execute(self._standby_epoch, self._fetch, 0, stream=FOLLOW)]
@@ -450,7 +450,7 @@ class PlanMigration:
         """Raise what ends the migration."""
         task.check()
         if self._given_up or self._engine.migration is not self:
-            raise Gone
+            raise PlanReplaced
         self._engine.check()
         for future in self._behind:
             if future.done():
@@ -491,7 +491,7 @@ class PlanMigration:
         """
         engine, new = self._engine, self._new
         if self._given_up or engine.migration is not self:
-            raise Gone
+            raise PlanReplaced
         engine.finish()
         _await([*self._behind], engine.check)
         engine.group.execute(new.epoch, self._move, 0).result()

@@ -12,7 +12,7 @@ from potluck.schedule.standby import (
 )
 from potluck.schedule.weights import (
     NamedState,
-    Target,
+    SegmentTarget,
     compile_move,
     compile_pull,
     compile_push,
@@ -28,7 +28,7 @@ __all__ = [
     "ReceivedValue",
     "Standby",
     "NamedState",
-    "Target",
+    "SegmentTarget",
     "compile_follow",
     "compile_inference",
     "compile_move",

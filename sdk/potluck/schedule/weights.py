@@ -38,7 +38,7 @@ States = Mapping[str, Sequence[NamedState]]  # segment name -> its state
 Holders = Mapping[str, Mapping[str, str]]
 
 
-class Target(NamedTuple):
+class SegmentTarget(NamedTuple):
     """A segment, the devices that load it, and the states that they need for it."""
 
     segment: str
@@ -159,7 +159,7 @@ def holding(
     return holders
 
 
-def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Target, ...]:
+def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[SegmentTarget, ...]:
     """Every stage of a plan with the states that it needs.
 
     Parameters
@@ -171,7 +171,7 @@ def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Ta
     """
     pairs = zip(plan.stages, segments, strict=True)
     return tuple(
-        Target(segment.name, stage.devices, states.get(segment.name, ()))
+        SegmentTarget(segment.name, stage.devices, states.get(segment.name, ()))
         for stage, segment in pairs
     )
 
@@ -179,7 +179,7 @@ def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Ta
 def compile_move(
     name: str,
     holders: Holders,
-    wanted: Sequence[Target],
+    wanted: Sequence[SegmentTarget],
     *,
     home: str = HOME,
     home_has_all: bool = False,

@@ -55,7 +55,7 @@ def fault_of(reading: Reading, before: Reading | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class EnergyCount:
     """Joules of one device so far, over all its sessions. They never fall: what a device says less
     or more than can be is a gap, and the sum is no longer measured.
     """
@@ -63,14 +63,14 @@ class Count:
     joules: float = 0.0
     has_gap: bool = False
 
-    def after(self, reading: Reading, before: Reading | None) -> "Count":
+    def after(self, reading: Reading, before: Reading | None) -> "EnergyCount":
         """The count once a believed reading has come."""
         if before is None:
             return self
         joules, span_s = reading.joules - before.joules, reading.at_s - before.at_s
         if not 0 <= joules <= MOST_W * (span_s + SLACK_S):
-            return Count(self.joules, True)
-        return Count(self.joules + joules, self.has_gap)
+            return EnergyCount(self.joules, True)
+        return EnergyCount(self.joules + joules, self.has_gap)
 
     def mark(self, reading: Reading) -> str:
         """Where the sum comes from."""
@@ -78,7 +78,7 @@ class Count:
         return worst((mark, ASSUMED)) if self.has_gap else mark
 
 
-def believed(device: str, reading: Reading, count: Count) -> PowerReading:
+def believed(device: str, reading: Reading, count: EnergyCount) -> PowerReading:
     """The reading for people."""
     charge = reading.battery_frac
     return PowerReading(

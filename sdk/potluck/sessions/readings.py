@@ -18,7 +18,7 @@ from potluck.documents import write_text
 from potluck.errors import DeviceGone, HomeError, UserError
 from potluck.sanitized_text import who_is_here
 from potluck.sessions.metering import Metering
-from potluck.sessions.power_reading import Count, PowerReading, believed, fault_of
+from potluck.sessions.power_reading import EnergyCount, PowerReading, believed, fault_of
 from potluck_wire.messages import Reading
 
 MIN_RATE_HZ, MAX_RATE_HZ = 1 / 3600, 20.0  # what agents accept
@@ -131,7 +131,7 @@ class Readings(Shown):
         self._metering, self._known = metering, known
         self._history: dict[str, deque[PowerReading]] = {}
         self._before: dict[str, Reading] = {}
-        self._counts: dict[str, Count] = {}
+        self._counts: dict[str, EnergyCount] = {}
         self._faults: dict[str, str] = {}
         self._streams: set[Stream] = set()
         self._lock = threading.RLock()
@@ -256,7 +256,7 @@ class Readings(Shown):
             if fault:
                 self._faults[device] = fault
                 return False
-            count = self._counts.get(device, Count()).after(reported, before)
+            count = self._counts.get(device, EnergyCount()).after(reported, before)
             self._before[device], self._counts[device] = reported, count
             reading = believed(device, reported, count)
             self._history.setdefault(device, deque(maxlen=KEPT)).append(reading)

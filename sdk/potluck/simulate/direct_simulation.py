@@ -27,9 +27,9 @@ from potluck.simulate.layout import (
     STEP,
     WEIGHT_PART,
     Handed,
-    Item,
     Shape,
     StepLayout,
+    TaskSpec,
     lay_out,
 )
 from potluck.simulate.memory import held
@@ -415,7 +415,7 @@ class Direct:
             self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths.graph())
         return self._graphs[key]
 
-    def _priced(self, plan: Plan, devices: Sequence[Device], item: Item) -> tuple[float, int]:
+    def _priced(self, plan: Plan, devices: Sequence[Device], item: TaskSpec) -> tuple[float, int]:
         """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with
         it. `devices`: one per slot.
         """
@@ -438,7 +438,7 @@ class Direct:
         later_s = table.weight_s(*place) if item.kind == INPUT_PART else 0.0
         return device.overhead_s + table.of(stage.recompute).backward_s(*place) - later_s, 0
 
-    def _nbytes(self, plan: Plan, item: Item) -> int:
+    def _nbytes(self, plan: Plan, item: TaskSpec) -> int:
         problem, stage = self.problem, plan.stages[item.stage]
         tensor = item.tensor
         if tensor in ("y", "z"):

@@ -6,7 +6,7 @@ same tasks in the same order, so these are laid out once per shape. `schedule.in
 the same step down for agents; a test proves that both take the same time, energy and memory.
 
 Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an
-`Item`.
+`TaskSpec`.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
     shared: tuple[tuple[int, ...], ...] = ()
 
 
-class Item(NamedTuple):
+class TaskSpec(NamedTuple):
     """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes.
 
     Or ring piece `rows`.
@@ -98,7 +98,7 @@ class StepLayout:
     """Per task: a number into `items`, priority, and what it waits for. Then what memory holds."""
 
     home: int
-    items: list[Item] = field(default_factory=list)
+    items: list[TaskSpec] = field(default_factory=list)
     item: list[int] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
     waits: list[tuple[int, ...]] = field(default_factory=list)
@@ -167,10 +167,10 @@ class _TaskBuilder:
 
     def __init__(self, layout: StepLayout) -> None:
         self.layout = layout
-        self._numbers: dict[Item, int] = {}
+        self._numbers: dict[TaskSpec, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
 
-    def number(self, item: Item) -> int:
+    def number(self, item: TaskSpec) -> int:
         """The place of an item in the layout."""
         number = self._numbers.get(item)
         if number is None:
@@ -178,7 +178,7 @@ class _TaskBuilder:
             self.layout.items.append(item)
         return number
 
-    def task(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> int:
+    def task(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> int:
         """A task that waits for its inputs; returns its number."""
         layout, task = self.layout, len(self.layout.item)
         waits = {value.made for value in inputs}
@@ -193,16 +193,16 @@ class _TaskBuilder:
         layout.waits.append(tuple(sorted(waits)))
         return task
 
-    def value(self, item: Item, made: int) -> LaidOutValue:
+    def value(self, item: TaskSpec, made: int) -> LaidOutValue:
         """What task `made` leaves on the item's slot."""
         return self._kept(item.slot, self.number(item), made)
 
-    def copy(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+    def copy(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         """A task that leaves its item on its own slot."""
         made = self.task(item, inputs, priority)
         return self._kept(item.slot, self.layout.item[made], made)
 
-    def move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+    def move(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         """A transfer of its item to another slot."""
         made = self.task(item, inputs, priority)
         return self._kept(item.to, self.layout.item[made], made)
@@ -237,7 +237,7 @@ class _Tasks:
         p = action.stage
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         return [
-            self.tasks.move(Item(SEND, self.home, p, rows, name, slot), (), priority)
+            self.tasks.move(TaskSpec(SEND, self.home, p, rows, name, slot), (), priority)
             for name in self._fed[p]
         ]
 
@@ -249,7 +249,7 @@ class _Tasks:
         slot, rows = shape.slots[p][index], shape.shares[p][index]
         layout, task = (
             self.tasks.layout,
-            self.tasks.task(Item(RUN, slot, p, rows), inputs, priority),
+            self.tasks.task(TaskSpec(RUN, slot, p, rows), inputs, priority),
         )
         if shape.learns[p]:
             self._runs[p, action.micro_batch, index] = task
@@ -258,9 +258,9 @@ class _Tasks:
         if p < self.last:
             made = [_copied(slot, output.tensor, rows) for output in self.spec.outputs[p]]
         elif shape.training:
-            made = [Item(COPY, slot, p, 1, "loss")]
+            made = [TaskSpec(COPY, slot, p, 1, "loss")]
         else:
-            made = [Item(COPY, slot, p, rows, "output")]
+            made = [TaskSpec(COPY, slot, p, rows, "output")]
         return [self.tasks.value(item, task) for item in made]
 
     def backward(
@@ -271,7 +271,7 @@ class _Tasks:
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         is_part = action.kind == INPUT_GRADIENT
         kind = INPUT_PART if is_part else BACKWARD
-        task = self.tasks.task(Item(kind, slot, p, rows), gradients, priority)
+        task = self.tasks.task(TaskSpec(kind, slot, p, rows), gradients, priority)
         layout, run = self.tasks.layout, self._runs[p, m, index]
         if is_part:
             self._first_parts[p, m, index] = task
@@ -283,7 +283,7 @@ class _Tasks:
         """Its second part."""
         p, m = action.stage, action.micro_batch
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        task = self.tasks.task(Item(WEIGHT_PART, slot, p, rows), (), priority)
+        task = self.tasks.task(TaskSpec(WEIGHT_PART, slot, p, rows), (), priority)
         layout, run = self.tasks.layout, self._runs[p, m, index]
         layout.kept.append((layout.item[run], run, self._first_parts[p, m, index], task))
 
@@ -293,15 +293,15 @@ class _Tasks:
         """One transfer."""
         p = action.stage
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        self.tasks.task(Item(SEND, slot, p, rows, "output", self.home), outputs, priority)
+        self.tasks.task(TaskSpec(SEND, slot, p, rows, "output", self.home), outputs, priority)
 
     def send_losses(self, index: int, losses: list[LaidOutValue], priority: int) -> None:
         """One transfer of them all."""
         p, n = self.last, len(losses)
         slot = self.shape.slots[p][index]
         if n > 1:
-            losses = [self.tasks.copy(Item(COPY, slot, p, n, "loss"), losses, priority)]
-        self.tasks.task(Item(SEND, slot, p, n, "loss", self.home), losses, priority)
+            losses = [self.tasks.copy(TaskSpec(COPY, slot, p, n, "loss"), losses, priority)]
+        self.tasks.task(TaskSpec(SEND, slot, p, n, "loss", self.home), losses, priority)
 
     # --- over a cut -------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class _Tasks:
         """A transfer."""
         tensor, to = rows.tensor, self.shape.slots[rows.target.stage][rows.right]
         n_rows = rows.stop - rows.start
-        item = Item(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.group)
+        item = TaskSpec(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.group)
         return self.tasks.move(item, (value,), priority)
 
     def join(
@@ -350,7 +350,9 @@ class _Tasks:
 
     def vector(self, p: int, index: int, priority: int) -> LaidOutValue:
         """A copy of all gradients."""
-        return self.tasks.copy(Item(COPY, self.shape.slots[p][index], p, 0, "vector"), (), priority)
+        return self.tasks.copy(
+            TaskSpec(COPY, self.shape.slots[p][index], p, 0, "vector"), (), priority
+        )
 
     def ring(self, p: int) -> "_RingTasks":
         """Of the slots of the stage."""
@@ -363,7 +365,7 @@ class _Tasks:
         self, k: int, p: int, index: int, vector: LaidOutValue, priority: int
     ) -> LaidOutValue:
         """It takes as long as a copy."""
-        item = Item(COPY, self.shape.slots[p][index], p, k, "tied")
+        item = TaskSpec(COPY, self.shape.slots[p][index], p, k, "tied")
         return self.tasks.copy(item, [vector], priority)
 
     def send_shared_part(
@@ -371,33 +373,33 @@ class _Tasks:
     ) -> LaidOutValue:
         """A transfer."""
         slots = self.shape.slots
-        item = Item(SEND, slots[p][0], p, k, "tied", slots[q][index])
+        item = TaskSpec(SEND, slots[p][0], p, k, "tied", slots[q][index])
         return self.tasks.move(item, [part], priority)
 
     def shared_sum(
         self, k: int, q: int, index: int, parts: list[LaidOutValue], priority: int
     ) -> LaidOutValue:
         """It takes as long as a copy."""
-        item = Item(COPY, self.shape.slots[q][index], q, k, "tied")
+        item = TaskSpec(COPY, self.shape.slots[q][index], q, k, "tied")
         return self.tasks.copy(item, parts, priority)
 
     def with_shared(
         self, q: int, index: int, vector: LaidOutValue, sums: dict[int, LaidOutValue], priority: int
     ) -> LaidOutValue:
         """A copy of the rest, taken for one piece, and one of all."""
-        item = Item(COPY, self.shape.slots[q][index], q, 0, "vector")
+        item = TaskSpec(COPY, self.shape.slots[q][index], q, 0, "vector")
         rest = self.tasks.copy(item, [vector], priority)
         return self.tasks.copy(item, [rest, *sums.values()], priority)
 
     def norms(self, p: int, vectors: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A look at all gradients."""
         slot = self.shape.slots[p][0]
-        return self.tasks.copy(Item(NORMS, slot, p, tensor="norms"), vectors, priority)
+        return self.tasks.copy(TaskSpec(NORMS, slot, p, tensor="norms"), vectors, priority)
 
     def send_norms(self, p: int, judge: int, norms: LaidOutValue, priority: int) -> LaidOutValue:
         """A transfer."""
         slots = self.shape.slots
-        item = Item(SEND, slots[p][0], p, tensor="norms", to=slots[judge][0])
+        item = TaskSpec(SEND, slots[p][0], p, tensor="norms", to=slots[judge][0])
         return self.tasks.move(item, [norms], priority)
 
     def limit(
@@ -405,12 +407,12 @@ class _Tasks:
     ) -> LaidOutValue:
         """It takes as long as a small copy; the norm goes home."""
         slot = self.shape.slots[judge][0]
-        made = self.tasks.task(Item(COPY, slot, judge, tensor="scale"), norms, priority)
+        made = self.tasks.task(TaskSpec(COPY, slot, judge, tensor="scale"), norms, priority)
         scale, norm = (
-            self.tasks.value(Item(COPY, slot, judge, tensor=name), made)
+            self.tasks.value(TaskSpec(COPY, slot, judge, tensor=name), made)
             for name in ("scale", "norm")
         )
-        self.tasks.task(Item(SEND, slot, judge, tensor="norm", to=self.home), [norm], priority)
+        self.tasks.task(TaskSpec(SEND, slot, judge, tensor="norm", to=self.home), [norm], priority)
         return scale
 
     def send_scale(
@@ -418,7 +420,7 @@ class _Tasks:
     ) -> LaidOutValue:
         """A transfer."""
         slots = self.shape.slots
-        item = Item(SEND, slots[judge][0], judge, tensor="scale", to=slots[p][index])
+        item = TaskSpec(SEND, slots[judge][0], judge, tensor="scale", to=slots[p][index])
         return self.tasks.move(item, [scale], priority)
 
     def update(
@@ -430,7 +432,7 @@ class _Tasks:
         priority: int,
     ) -> None:
         """An optimizer's step."""
-        item = Item(STEP, self.shape.slots[p][index], p)
+        item = TaskSpec(STEP, self.shape.slots[p][index], p)
         self.tasks.task(item, [*vectors, *scales], priority)
 
 
@@ -444,7 +446,7 @@ class _RingTasks:
 
     def piece(self, i: int, k: int, vector: LaidOutValue, priority: int) -> LaidOutValue:
         """It takes as long as a copy, but is a look at the vector."""
-        item = Item(COPY, self._slots[i], self._p, k, "piece")
+        item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
         value = self._tasks.copy(item, (vector,), priority)
         self._own[i].append((vector, value))
         return value
@@ -454,7 +456,7 @@ class _RingTasks:
     ) -> LaidOutValue:
         """To the next slot of the ring."""
         right = self._slots[(i + 1) % len(self._slots)]
-        item = Item(SEND, self._slots[i], self._p, k, "piece", right)
+        item = TaskSpec(SEND, self._slots[i], self._p, k, "piece", right)
         return self._tasks.move(item, (value,), priority)
 
     def add(
@@ -467,16 +469,18 @@ class _RingTasks:
         priority: int,
     ) -> LaidOutValue:
         """It takes as long as a copy."""
-        item = Item(COPY, self._slots[i], self._p, k, "piece")
+        item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
         return self._tasks.copy(item, (own, arrived), priority)
 
     def join(self, i: int, pieces: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A copy of all."""
         for vector, piece in self._own[i]:  # it is there as long as any piece of it
             vector.uses.extend(piece.uses)
-        return self._tasks.copy(Item(COPY, self._slots[i], self._p, 0, "vector"), pieces, priority)
+        return self._tasks.copy(
+            TaskSpec(COPY, self._slots[i], self._p, 0, "vector"), pieces, priority
+        )
 
 
 @lru_cache(maxsize=4096)
-def _copied(slot: int, tensor: LayoutTensor, rows: int) -> Item:
-    return Item(COPY, slot, tensor.stage, rows, tensor.name, group=tensor.group)
+def _copied(slot: int, tensor: LayoutTensor, rows: int) -> TaskSpec:
+    return TaskSpec(COPY, slot, tensor.stage, rows, tensor.name, group=tensor.group)

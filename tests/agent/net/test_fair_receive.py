@@ -10,7 +10,7 @@ from tests.agent.core.core_driver import recv
 
 from potluck_agent.core.run_state import read_load
 from potluck_agent.net.fair_receive import AT_ONCE, BYTES_AT_ONCE, FairReceiver
-from potluck_agent.net.socket_memory import SOURCE, Inlet, SocketMemory
+from potluck_agent.net.socket_memory import SOURCE, InboundConnection, SocketMemory
 from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
@@ -62,7 +62,7 @@ class Cuts(SocketMemory):
         self.cuts = []
 
     def over(self, source, frames):
-        return Inlet(source, frames[-1].get(SOURCE), None)
+        return InboundConnection(source, frames[-1].get(SOURCE), None)
 
     def cut(self, connection):
         self.cuts.append(connection.descriptor)

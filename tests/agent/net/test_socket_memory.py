@@ -14,7 +14,7 @@ from tests.timeouts import TIMEOUT_S
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.net import socket_memory
-from potluck_agent.net.socket_memory import MAX_STRANGERS, Inlet, SocketMemory
+from potluck_agent.net.socket_memory import MAX_STRANGERS, InboundConnection, SocketMemory
 from potluck_wire.limits import LINGER_MS, MIB
 
 pytestmark = pytest.mark.skipif(
@@ -168,7 +168,7 @@ def test_a_descriptor_that_is_something_else_by_now_is_left_alone(served, tmp_pa
     with open(tmp_path / "file", "w") as file:
         opened = {"event": zmq.EVENT_ACCEPTED, "value": file.fileno()}
         served.inflow.watch(served.router, opened)
-        served.inflow.cut(Inlet(served.router, file.fileno(), None))
+        served.inflow.cut(InboundConnection(served.router, file.fileno(), None))
         assert served.check() == 0
         file.write("still open")
 

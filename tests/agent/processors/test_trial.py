@@ -10,7 +10,7 @@ from tests.agent.worker.test_sandbox import SOURCE
 
 from potluck_agent.processors.trial import attempt
 from potluck_agent.worker import launch, trial
-from potluck_agent.worker.trial import HIDDEN, ROWS, WIDTH, Wrong, check, rates
+from potluck_agent.worker.trial import HIDDEN, ROWS, WIDTH, WrongResult, check, rates
 from potluck_wire.messages import Channel, Hello, ProcessorTried, TryProcessor
 from potluck_wire.statement import read
 
@@ -163,7 +163,7 @@ def test_answers_in_single_and_half_precision_are_right(bits):
     ],
 )
 def test_other_answers_are_wrong(wrong):
-    with pytest.raises(Wrong):
+    with pytest.raises(WrongResult):
         check(wrong(answer_of()), answer_of())
 
 

@@ -19,10 +19,10 @@ from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import Seat
 from potluck.coordinator.detached_run import DetachedRun
 from potluck.coordinator.endpoint import Endpoint
-from potluck.coordinator.group_joining import Joining
+from potluck.coordinator.group_joining import GroupFollower
 from potluck.coordinator.job import JOURNAL
 from potluck.coordinator.journal import Progress, progress_of
-from potluck.coordinator.leader_client import WhoeverActs
+from potluck.coordinator.leader_client import LeaderClient
 from potluck.coordinator.periodic_task import Pace
 from potluck.coordinator.server import VERSION, CoordinatorServer
 from potluck.errors import HomeError, PotluckError
@@ -163,7 +163,7 @@ class Coordinators:
         """Have one look once whether the other has something to be copied; whether it has."""
         process = self.alive[name]
         ask = self.place(self.keys[other].public, process).ask
-        return Joining(process.coordinator, ask).look()
+        return GroupFollower(process.coordinator, ask).look()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Coordinators:
     def attached(self, name):
         """The training as a notebook sees it that asks this one first."""
         others = [Seat(key=self.keys[each].public, host=each, port=1) for each in self.names]
-        return DetachedRun(WhoeverActs(self.place(self.keys[name].public), others), JOB)
+        return DetachedRun(LeaderClient(self.place(self.keys[name].public), others), JOB)
 
     def part(self, name):
         """Nothing gets from a coordinator to the devices or back, and nobody is told."""

@@ -14,7 +14,7 @@ import pytest
 from tests.sdk.coordinator.test_detach import alone, begun, make_net
 
 import potluck
-from potluck.coordinator import asking
+from potluck.coordinator import home_requests
 from potluck.discover.key_claim import holder_of
 from potluck.discover.keyring import Keyring, KnownDevice
 from potluck.display.cockpit import window
@@ -160,7 +160,7 @@ def test_who_finishes_first_is_waited_for_and_who_does_not_wait_changes_nothing(
 @pytest.mark.long
 @pytest.mark.slow
 def test_who_is_stopped_does_not_answer_and_goes_on_afterwards(state, holder, monkeypatch):
-    monkeypatch.setattr(asking, "SIGN_S", 1.5)
+    monkeypatch.setattr(home_requests, "SIGN_S", 1.5)
     process = holder()
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(HomeError, match=f"{process.pid}.* does not answer"):

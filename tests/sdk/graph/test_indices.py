@@ -4,7 +4,7 @@ import pytest
 
 import potluck
 from potluck.errors import ModelError
-from potluck.graph.indices import Bound, index_bounds
+from potluck.graph.indices import IndexBound, index_bounds
 
 torch = pytest.importorskip("torch")
 
@@ -26,9 +26,9 @@ TOKENS = (
     torch.zeros(2, 5, dtype=torch.int64),
 )
 CASES = {
-    "cross entropy": (CLASSES, torch.nn.CrossEntropyLoss(), (Bound(1, 3, -100),)),
-    "negative log likelihood": (CLASSES, classes_loss, (Bound(1, 3, -100),)),
-    "tokens": (TOKENS, language_loss, (Bound(0, 10), Bound(1, 7, -1))),
+    "cross entropy": (CLASSES, torch.nn.CrossEntropyLoss(), (IndexBound(1, 3, -100),)),
+    "negative log likelihood": (CLASSES, classes_loss, (IndexBound(1, 3, -100),)),
+    "tokens": (TOKENS, language_loss, (IndexBound(0, 10), IndexBound(1, 7, -1))),
     "no indices": (CLASSES, lambda y, t: ((y.sum(1) - t) ** 2).mean(), ()),
 }
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.offload.plan import baselines
-from potluck.offload.plan.lowering import DEVICE, Shareable, Shared, SharedPiece, lower
+from potluck.offload.plan.lowering import DEVICE, LoweredRequest, Shareable, SharedPiece, lower
 from potluck.offload.plan.problem import NONE, Division, OffloadProblem
 from potluck.offload.plan.search import PartitionPoint, divided
 from potluck.offload.plan.split import Splitter
@@ -48,7 +48,7 @@ class Case:
             OffloadProblem(operators=operators, bytes_per_s=1e6, latency_s=1e-3)
         )
 
-    def run(self, shared: Shared) -> list[torch.Tensor]:
+    def run(self, shared: LoweredRequest) -> list[torch.Tensor]:
         """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and
         those received.
         """

@@ -18,7 +18,13 @@ from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.link_costs import busiest_medium
 from potluck.planning.search.stage_costs import StageCostTable
 from potluck.planning.search.subset_dp import SubsetSearch
-from potluck.planning.search.work_budget import Late, MeteredTable, WorkBudget, given_s, in_time
+from potluck.planning.search.work_budget import (
+    BudgetSpent,
+    MeteredTable,
+    WorkBudget,
+    given_s,
+    in_time,
+)
 from potluck.planning.search_passes import baselines
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
@@ -163,7 +169,7 @@ def test_a_metered_table_tells_the_same_until_time_is_up():
     table, budget = CostTable(problem), WorkBudget()
     metered = MeteredTable(problem, budget, lambda: budget() > 0)
     assert metered.forward_s("d3", 1, 4, 8) == table.forward_s("d3", 1, 4, 8)
-    with pytest.raises(Late):
+    with pytest.raises(BudgetSpent):
         sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))
 
 

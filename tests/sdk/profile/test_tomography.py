@@ -11,7 +11,7 @@ pytest.importorskip("numpy")
 from potluck.bench.tomography import WIRINGS, drawn, errors_by_medium, measured
 from potluck.profile.access_tree import AIR, Block, Site, attachments
 from potluck.profile.link_probes import WAIT_BYTES, latency, measure_links, rates_at_once
-from potluck.profile.tomography import Fit, Tomography, first_probes, most_probes
+from potluck.profile.tomography import Tomography, TreeFit, first_probes, most_probes
 
 
 def found(wiring, seed, noise_frac):
@@ -54,7 +54,7 @@ class Played:
     """Flows over a tree, one value after the other, each with a wait for its answer."""
 
     def __init__(self, tree, rates, wait_s):
-        self.truth = Fit(tree=tree, rates=rates, misfit=0.0, score=0.0)
+        self.truth = TreeFit(tree=tree, rates=rates, misfit=0.0, score=0.0)
         self.wait_s = wait_s
         self.n_bytes = 0
 

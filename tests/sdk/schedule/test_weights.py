@@ -9,7 +9,13 @@ from tests.agent.core.core_driver import Talk, recv
 
 from potluck.records import Plan, Segment, Stage
 from potluck.schedule.program_builder import LATE
-from potluck.schedule.weights import AHEAD_BYTES, NamedState, Target, compile_move, compile_pull
+from potluck.schedule.weights import (
+    AHEAD_BYTES,
+    NamedState,
+    SegmentTarget,
+    compile_move,
+    compile_pull,
+)
 from potluck_wire.messages import Prepare, Prepared
 
 
@@ -19,7 +25,7 @@ def test_states_that_stay_on_their_device_are_moved_in_portions_that_its_agent_t
 ):
     states = [NamedState(name=f"{index:0{length}}", nbytes=4) for index in range(n_states)]
     holders = {state.name: {"a": "1/s0"} for state in states}
-    program = compile_move("move", holders, [Target("s1", ("a",), states)]).programs["a"]
+    program = compile_move("move", holders, [SegmentTarget("s1", ("a",), states)]).programs["a"]
     moved = [name for i in program.instructions if i.op == "assign" for name in i.attrs["names"]]
     assert moved == [state.name for state in states]
     talk = Talk().begin().load(recv("x"), run="n" * 64)

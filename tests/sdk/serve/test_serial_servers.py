@@ -9,10 +9,10 @@ from tests.sdk.serve.test_simulation import scenario
 from potluck.serve.baselines.schemes import OURS, SCHEMES
 from potluck.serve.scheduling.records import Latency, Request
 from potluck.serve.simulate.engine import simulate
-from potluck.serve.simulate.serial_servers import InTurn
+from potluck.serve.simulate.serial_servers import SerialServing
 
 
-class Told(InTurn):
+class Told(SerialServing):
     """Tells when batches end."""
 
     def __init__(self, *given):
@@ -58,7 +58,7 @@ def test_frames_come_one_by_one_and_those_in_time_count(fps, least, most):
     cameras = stream_service("cameras", fps=fps, tolerance_s=0.05, item_s=0.02, fixed_s=0.005)
     stream = Request(0, "cameras", 0.0, 60 / fps, fps=fps, n_frames=60)
     found = scenario([("s", stream)], [cameras], [server("s")])
-    outcome = InTurn(found, OURS).run()
+    outcome = SerialServing(found, OURS).run()
     assert outcome.n_asked == 60
     assert least <= outcome.satisfied <= most
     fluid = simulate(found, OURS).satisfied
@@ -76,7 +76,7 @@ def test_each_request_ends_once(scheme, seed):
         for n, at_s in enumerate(sorted(rng.uniform(0, 2) for _ in range(200)))
     ]
     found = scenario(requests, services, [server("s"), server("t")], duration_s=2.0)
-    outcome = InTurn(found, scheme).run()
+    outcome = SerialServing(found, scheme).run()
     late = sum(tally.late for tally in outcome.tallies.values())
     assert outcome.satisfied + late + sum(outcome.refused.values()) == outcome.n_asked == 200
 
@@ -86,6 +86,6 @@ def test_a_stream_that_is_refused_elsewhere_is_refused_for_good():
     cameras = stream_service("cameras", fps=30.0, tolerance_s=0.1, item_s=0.02, fixed_s=0.005)
     streams = [("t", Request(n, "cameras", 0.01 * n, 9.0, fps=30.0, n_frames=30)) for n in range(6)]
     found = scenario(streams, [cameras], [server("s"), server("t", n_processors=0)])
-    outcome = InTurn(found, OURS).run()
+    outcome = SerialServing(found, OURS).run()
     assert 30 <= outcome.satisfied < 120
     assert outcome.n_asked == 180

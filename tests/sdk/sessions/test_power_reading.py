@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.timeouts import TIMEOUT_S
 
 from potluck.provenance import MARKS
-from potluck.sessions.power_reading import MOST_W, SLACK_S, Count, believed, fault_of
+from potluck.sessions.power_reading import MOST_W, SLACK_S, EnergyCount, believed, fault_of
 from potluck.sessions.readings import KEPT, WAITING, Readings
 from potluck_wire.messages import Reading
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_is_left_out_and_said(wrong):
 
 
 def test_a_gap_makes_the_sum_assumed_for_good():
-    count = Count().after(GOOD, None)
+    count = EnergyCount().after(GOOD, None)
     later = replace(GOOD, at_s=11.0, joules=55.0)
     count = count.after(later, GOOD)
     assert believed("a", later, count).source == "measured"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from potluck.display.cockpit.gateway_page import GatewayPage
-    from potluck.display.cockpit.looking import Looking
     from potluck.display.cockpit.observer import CockpitObserver
+    from potluck.display.cockpit.remote_cockpit import RemoteCockpit
     from potluck.display.cockpit.widget import Cockpit
     from potluck.display.cockpit.window import Window
     from potluck.home import Home
@@ -86,14 +86,14 @@ def at_gateway(home: "Home") -> "GatewayPage":
     return GatewayPage(home)
 
 
-def looked_at(folder: "Path") -> "Looking":
+def looked_at(folder: "Path") -> "RemoteCockpit":
     """The cockpit of a home that another process has open."""
     from potluck.display.cockpit import window
 
     url, process = window.through(folder)
     with needed():
-        from potluck.display.cockpit.looking import Looking
-    return Looking(url, process)
+        from potluck.display.cockpit.remote_cockpit import RemoteCockpit
+    return RemoteCockpit(url, process)
 
 
 def watch(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.coordinator.asking import SHOW, SIGN_S, ask
+from potluck.coordinator.home_requests import SHOW, SIGN_S, ask
 from potluck.discover.key_claim import holder_of
 from potluck.display.cockpit.observed_home import ObservedHome
 from potluck.display.cockpit.observer import CockpitObserver

@@ -10,7 +10,7 @@ entry for each row.
     COUNT    i             with an axis of rows: the number of the row
 
 A mean over rows is a SUM of degree -1, and a loss that is divided among devices must be one. What
-is none of these mixes rows (`Mixes`); MIXED and UNKNOWN values say why.
+is none of these mixes rows (`RowsMixed`); MIXED and UNKNOWN values say why.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class DependenceKind(IntEnum):
     UNKNOWN = 6
 
 
-class Mixes(Exception):
+class RowsMixed(Exception):
     """An operator makes something of several rows that is no sum over them; its text says what."""
 
 
@@ -84,9 +84,9 @@ def together(values: Iterable[Dependence]) -> Dependence:
     found = [replace(v, degree=v.degree + 1) if v.kind == DependenceKind.SUM else v for v in values]
     kinds = {value.kind for value in found}
     if DependenceKind.COUNT in kinds:
-        raise Mixes(NUMBERS)
+        raise RowsMixed(NUMBERS)
     if len({value.degree for value in found}) > 1:
-        raise Mixes("adds what grows with the number of rows to what does not")
+        raise RowsMixed("adds what grows with the number of rows to what does not")
     if DependenceKind.SUM in kinds:
         return Dependence(DependenceKind.SUM, found[0].degree - 1)
     return Dependence(max(kinds), found[0].degree)
@@ -96,19 +96,19 @@ def product(a: Dependence, b: Dependence) -> Dependence:
     """The product of two values, of which both have an axis of rows, or none."""
     kinds = {a.kind, b.kind}
     if DependenceKind.COUNT in kinds:
-        raise Mixes(NUMBERS)
+        raise RowsMixed(NUMBERS)
     if DependenceKind.FREE in kinds:
         return Dependence(max(kinds), a.degree + b.degree)
     if kinds == {DependenceKind.ROWS}:
         return Dependence(DependenceKind.ROWS, a.degree + b.degree)
-    raise Mixes(NOT_LINEAR)
+    raise RowsMixed(NOT_LINEAR)
 
 
 def inverse(value: Dependence) -> Dependence:
     """One by a value."""
     if value.kind in (DependenceKind.FREE, DependenceKind.ROWS):
         return replace(value, degree=-value.degree)
-    raise Mixes(NOT_LINEAR)
+    raise RowsMixed(NOT_LINEAR)
 
 
 def function(values: Iterable[Dependence]) -> Dependence:
@@ -118,18 +118,18 @@ def function(values: Iterable[Dependence]) -> Dependence:
         kinds.add(value.kind)
         degrees.add(value.degree)
     if DependenceKind.COUNT in kinds:
-        raise Mixes(NUMBERS)
+        raise RowsMixed(NUMBERS)
     if kinds & {DependenceKind.SUM, DependenceKind.LINEAR}:
-        raise Mixes(NOT_LINEAR)
+        raise RowsMixed(NOT_LINEAR)
     if degrees - {0}:
-        raise Mixes(NUMBER)
+        raise RowsMixed(NUMBER)
     return Dependence(max(kinds))
 
 
 def summed(value: Dependence) -> Dependence:
     """The sum over the axis of rows."""
     if value.kind == DependenceKind.COUNT:
-        raise Mixes(NUMBERS)
+        raise RowsMixed(NUMBERS)
     if value.kind == DependenceKind.FREE:
         return Dependence(DependenceKind.FREE, value.degree + 1)
     return Dependence(DependenceKind.SUM, value.degree)

@@ -9,7 +9,7 @@ from potluck.graph.loss.dependence import (
     FREE,
     PAIRS,
     Dependence,
-    Mixes,
+    RowsMixed,
     function,
     over_rows,
     product,
@@ -30,7 +30,7 @@ def _contracted(look: NodeView, operands: list[tuple[Ref, str]], result: str) ->
         if look.axis_of(ref) is not None
     }
     if len(rows) > 1:
-        raise Mixes(PAIRS)
+        raise RowsMixed(PAIRS)
     refs = [ref for ref, _ in operands]
     having = [ref for ref in refs if look.axis_of(ref) is not None]
     if len({(look.known[ref].outer, look.per_row(ref)) for ref in having}) > 1:
@@ -107,7 +107,7 @@ def attention(look: NodeView) -> Dependence | None:
     if axis is None:
         return None
     if axis >= len(look.shape) - 2:
-        raise Mixes(ACROSS)
+        raise RowsMixed(ACROSS)
     values = look.aligned(look.refs)
     return None if values is None else look.laid_out_as(look.refs, function(values))
 

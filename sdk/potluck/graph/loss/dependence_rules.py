@@ -17,7 +17,7 @@ from potluck.graph.loss.dependence import (
     ROWS,
     Dependence,
     DependenceKind,
-    Mixes,
+    RowsMixed,
     function,
     inverse,
     product,
@@ -186,7 +186,7 @@ def _reduced(position: int, name: str = "dim") -> _Rule:
             return look.laid_out_as([look.first], function([value]))
         if value.kind == DependenceKind.FREE and look.node.op.split(".")[1] in _OF_EQUALS:
             return value
-        raise Mixes(ACROSS)
+        raise RowsMixed(ACROSS)
 
     return rule
 
@@ -196,7 +196,7 @@ def _along(position: int, *, linear: bool = False) -> _Rule:
 
     def rule(look: NodeView) -> Dependence | None:
         if _reduces_rows(look, position):
-            raise Mixes(ACROSS)
+            raise RowsMixed(ACROSS)
         value = look.known[look.first]
         return value if linear else look.laid_out_as([look.first], function([value]))
 
@@ -212,7 +212,7 @@ def _last_dims(count: Callable[[NodeView], int], *, linear: bool = False) -> _Ru
         axis = look.axis_of(look.first)
         others = [look.known[ref] for ref in look.refs[1:]]
         if axis is not None and axis >= look.rank(look.first) - count(look):
-            raise Mixes(ACROSS)
+            raise RowsMixed(ACROSS)
         if any(look.axis_of(ref) is not None for ref in look.refs[1:]):
             return None
         value = look.known[look.first]
@@ -231,7 +231,7 @@ def _batch_first(look: NodeView) -> Dependence | None:
     """
     axis = look.axis_of(look.first)
     if axis is not None and axis > 1 and look.node.op != _PRELU:
-        raise Mixes(ACROSS)
+        raise RowsMixed(ACROSS)
     if axis not in (None, 0) or any(look.axis_of(ref) is not None for ref in look.refs[1:]):
         return None
     return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
@@ -240,7 +240,7 @@ def _batch_first(look: NodeView) -> Dependence | None:
 def _batch_norm(look: NodeView) -> Dependence | None:
     """As in evaluation: in training each micro-batch is normalised by itself, as potluck says."""
     if look.argument(3) is None:
-        raise Mixes("keeps no statistics, and normalises over the rows")
+        raise RowsMixed("keeps no statistics, and normalises over the rows")
     return _batch_first(look)
 
 
@@ -420,7 +420,7 @@ def _unsized(rule: _Rule) -> _Rule:
 
     def of_any_batch(look: NodeView) -> Dependence | list[Dependence] | None:
         if look.is_sized:
-            raise Mixes(NUMBER)
+            raise RowsMixed(NUMBER)
         return rule(look)
 
     return of_any_batch

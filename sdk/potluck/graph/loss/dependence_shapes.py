@@ -13,7 +13,7 @@ from potluck.graph.loss.dependence import (
     PAIRS,
     Dependence,
     DependenceKind,
-    Mixes,
+    RowsMixed,
     function,
     over_rows,
     product,
@@ -82,12 +82,12 @@ def part(look: NodeView) -> Dependence | None:
     axis, value = look.axis_of(look.first), look.known[look.first]
     if axis is None or dim % look.rank(look.first) != axis:
         if look.is_sized:
-            raise Mixes(NUMBER)
+            raise RowsMixed(NUMBER)
         return value
     if _is_whole(look):
         return value
     if not split and not _is_by_groups(look):
-        raise Mixes(_SOME)
+        raise RowsMixed(_SOME)
     if (
         split
         and look.axis is not None
@@ -100,7 +100,7 @@ def part(look: NodeView) -> Dependence | None:
     if value.kind == DependenceKind.FREE and look.axis is None and look.per_row(look.first) == 1:
         return value  # every row is like any other
     if look.per_row(look.first) == 1:
-        raise Mixes(_SOME)
+        raise RowsMixed(_SOME)
     return None
 
 
@@ -143,7 +143,7 @@ def taken(position: int) -> Callable[[NodeView], Dependence | None]:
         dim = look.argument(position, "dim") % max(look.rank(look.first), 1)
         if axis == dim:
             if look.per_row(look.first) == 1:
-                raise Mixes(_SOME)
+                raise RowsMixed(_SOME)
             return None
         values = [look.known[look.first], look.known[index]]
         if axis is not None and look.axis_of(index) not in (None, axis):
@@ -191,7 +191,7 @@ def indexed(look: NodeView) -> Dependence | None:
             return None
         return replace(_chosen(look, value, others), outer=value.outer)
     if isinstance(at_axis, Ref):
-        raise Mixes(_SOME)
+        raise RowsMixed(_SOME)
     if any(look.axis_of(ref) is not None for ref in given):
         return None
     return look.laid_out_as([x], _chosen(look, value, others))
@@ -204,7 +204,7 @@ def joined(look: NodeView) -> Dependence | None:
         return None
     values, axes = [look.known[ref] for ref in parts], {look.axis_of(ref) for ref in parts}
     if len(axes) > 1:
-        raise Mixes("puts the rows beside others")
+        raise RowsMixed("puts the rows beside others")
     (axis,) = axes
     if axis is None:
         return together(values)
@@ -221,7 +221,7 @@ def padded(look: NodeView) -> Dependence | None:
     axis, amounts = look.axis_of(look.first), look.argument(1)
     place = None if axis is None else 2 * (look.rank(look.first) - 1 - axis)
     if place is not None and any(amount != 0 for amount in amounts[place : place + 2]):
-        raise Mixes("puts the rows beside others")
+        raise RowsMixed("puts the rows beside others")
     fill, value = (
         look.argument(3 if look.node.op == "aten.pad.default" else 2, "value", 0),
         look.known[look.first],
@@ -244,7 +244,7 @@ def diagonal(look: NodeView) -> Dependence | None:
     rank = look.rank(look.first)
     dims = {look.argument(2, "dim1", 0) % rank, look.argument(3, "dim2", 1) % rank}
     if look.axis_of(look.first) in dims:
-        raise Mixes(PAIRS)
+        raise RowsMixed(PAIRS)
     return moved(look)
 
 
@@ -280,9 +280,9 @@ def numbered(look: NodeView) -> Dependence | None:
     start = look.argument(0) if "start" in look.node.op else 0
     if look.axis is None:
         if look.is_sized:
-            raise Mixes(NUMBER)
+            raise RowsMixed(NUMBER)
         return FREE
     counts_rows = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
     if not counts_rows:
-        raise Mixes(NUMBERS)
+        raise RowsMixed(NUMBERS)
     return Dependence(DependenceKind.COUNT)

@@ -12,7 +12,7 @@ from potluck.graph.loss.dependence import (
     PAIRS,
     Dependence,
     DependenceKind,
-    Mixes,
+    RowsMixed,
     over_rows,
 )
 from potluck.graph.traced import SEQUENCE, Traced
@@ -63,7 +63,7 @@ def degree(number: Any) -> int:
     for k in range(4):
         if one and all(value == n**k * one for n, value in zip(numbers_of_rows, at, strict=True)):
             return k
-    raise Mixes(NUMBER)
+    raise RowsMixed(NUMBER)
 
 
 def _bounds(expression: Expression) -> list[int]:
@@ -168,7 +168,7 @@ class NodeView:
         """
         having = [ref for ref in refs if self.axis_of(ref) is not None]
         if len({self.from_last(ref) for ref in having}) > 1:
-            raise Mixes(PAIRS)
+            raise RowsMixed(PAIRS)
         if not having:
             return [self.known[ref] for ref in refs]
         if len({(self.known[ref].outer, self.per_row(ref)) for ref in having}) > 1:

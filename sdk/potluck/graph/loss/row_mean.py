@@ -16,7 +16,7 @@ from potluck.graph.loss.dependence import (
     ROWS,
     Dependence,
     DependenceKind,
-    Mixes,
+    RowsMixed,
 )
 from potluck.graph.loss.dependence_rules import RULES
 from potluck.graph.loss.node_view import NodeView, degree, outer_of, row_axes, shape_at
@@ -42,7 +42,7 @@ _FILLS = ("aten.fill.Scalar", "aten.fill.Tensor")
 
 
 @dataclass(slots=True)
-class Followed:
+class RowDependence:
     """How each value depends on the rows.
 
     `assumed`: operators of which only trials say that they keep rows apart.
@@ -70,9 +70,9 @@ class Followed:
         )
 
 
-def follow(traced: Traced) -> Followed:
+def follow(traced: Traced) -> RowDependence:
     """How each value of a traced model depends on the rows of its batch."""
-    graph, followed = traced.graph, Followed()
+    graph, followed = traced.graph, RowDependence()
     given = len(traced.given)
     for value in range(graph.first_node):
         is_input = value < len(graph.inputs)
@@ -133,7 +133,7 @@ def _results(
         return [
             _checked(value, shape, unknown) for value, shape in zip(each, look.shapes, strict=True)
         ]
-    except Mixes as mixes:
+    except RowsMixed as mixes:
         return [Dependence(DependenceKind.MIXED, why=f"{where} {mixes}")] * len(refs)
 
 
@@ -145,10 +145,10 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
     if not axes:
         return value if value.kind in (DependenceKind.FREE, DependenceKind.SUM) else unknown
     if len(axes) > 1:
-        raise Mixes(PAIRS)
+        raise RowsMixed(PAIRS)
     fits = value.kind != DependenceKind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
     if (fits or value.kind == DependenceKind.FREE) and degree(Sym(shape[axes[0]])) != 1:
-        raise Mixes(NUMBER)
+        raise RowsMixed(NUMBER)
     return value if fits else unknown
 
 

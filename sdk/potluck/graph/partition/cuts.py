@@ -1,6 +1,6 @@
 """Where a traced model may be cut, and what crosses each cut. Pure: no torch.
 
-`Bound` nodes depend on the model's inputs and stand in one line; the others (masks, positions,
+`IndexBound` nodes depend on the model's inputs and stand in one line; the others (masks, positions,
 tables) cost little and are computed again in every segment that needs them. A cut stands before a
 bound node. It is open where every tensor alive there counts rows in its first dimension, and where
 nothing that belongs together is torn apart: running statistics, a random mask. A trained parameter

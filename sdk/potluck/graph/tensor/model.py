@@ -11,7 +11,7 @@ from potluck.graph.model import Model
 from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import Layers, layers_at
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC, check, excess_frac
-from potluck.graph.tensor.regions import Finder, Region
+from potluck.graph.tensor.regions import Region, RegionFinder
 from potluck.graph.tensor.rewrite import DividedGraph, StateSlice, divided
 from potluck.graph.traced import Traced
 
@@ -151,7 +151,7 @@ def _regions_of(
     """The regions of each graph, all of which cut the same states in the same way."""
     undivided = set[str]()
     while True:
-        found = [Finder(traced, undivided).regions() for traced in graphs]
+        found = [RegionFinder(traced, undivided).regions() for traced in graphs]
         cuts = [_cuts(traced, regions) for traced, regions in zip(graphs, found, strict=True)]
         odd = set().union(
             *(

@@ -55,7 +55,7 @@ class _Spread:
     states: dict[int, Cut] = field(default_factory=dict)
 
 
-class Finder:
+class RegionFinder:
     """Finds the regions of one graph.
 
     Parameters

@@ -28,7 +28,7 @@ from potluck.offload.rows.row_rules import AccessPattern
 from potluck.offload.rows.tiles import TensorSlice, piece, rows_of
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
-__all__ = ["DEVICE", "HELPER", "Sent", "Shareable", "Shared", "SharedPiece", "lower"]
+__all__ = ["DEVICE", "HELPER", "SentPart", "Shareable", "LoweredRequest", "SharedPiece", "lower"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SharedPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentPart:
     """A part that one side sends to another."""
 
     side: int
@@ -56,14 +56,14 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class LoweredRequest:
     """Everything that is to be done, in an order in which every part is there before it is used,
     the most urgent first.
 
     `results`: the model's outputs, on the device.
     """
 
-    steps: tuple[SharedPiece | Sent, ...]
+    steps: tuple[SharedPiece | SentPart, ...]
     results: tuple[TensorSlice, ...]
 
 
@@ -217,7 +217,9 @@ class Shareable:
         return (*found, Operator(name="result", count=1, row_bytes=1, inputs=tuple(inputs)))
 
 
-def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILES) -> Shared:
+def lower(
+    shareable: Shareable, divisions: Sequence[Division], tiles: int = TILES
+) -> LoweredRequest:
     """The pieces and transfers of a split: its divisions, and in how many parts rows go over.
 
     Parameters
@@ -250,9 +252,9 @@ class _Lowering:
     model: Shareable
     n_sides: int
     parts: list[dict[Ref, list[TensorSlice]]] = field(default_factory=list)
-    drafts: list[_TileDraft | Sent] = field(default_factory=list)
+    drafts: list[_TileDraft | SentPart] = field(default_factory=list)
 
-    def through(self, todo: Sequence[OffloadStep]) -> Shared:
+    def through(self, todo: Sequence[OffloadStep]) -> LoweredRequest:
         self.parts = [{} for _ in range(self.n_sides)]
         self.parts[DEVICE][Ref(0)] = [self.model.input_part]
         for step in todo:
@@ -280,7 +282,7 @@ class _Lowering:
             part = TensorSlice(
                 rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item
             )
-            self.drafts.append(Sent(side=side, to=to, part=part))
+            self.drafts.append(SentPart(side=side, to=to, part=part))
             self.parts[to].setdefault(part.ref, []).append(part)
 
     def _run(self, side: int, computes: dict[int, Interval]) -> None:
@@ -309,7 +311,7 @@ class _Lowering:
             return joined
         return found[0]
 
-    def _finished(self, results: list[TensorSlice]) -> Shared:
+    def _finished(self, results: list[TensorSlice]) -> LoweredRequest:
         """Every piece gives what later ones take of it, what is sent, and the results."""
         wanted: list[dict[TensorSlice, None]] = [{} for _ in range(self.n_sides)]
         wanted[DEVICE] = dict.fromkeys(results)
@@ -317,7 +319,7 @@ class _Lowering:
             wanted[draft.side] |= dict.fromkeys(
                 draft.takes if isinstance(draft, _TileDraft) else (draft.part,)
             )
-        found: list[SharedPiece | Sent] = []
+        found: list[SharedPiece | SentPart] = []
         count = [0] * self.n_sides
         for draft in self.drafts:
             if not isinstance(draft, _TileDraft):
@@ -347,7 +349,7 @@ class _Lowering:
                 )
             )
             count[draft.side] += 1
-        return Shared(steps=tuple(found), results=tuple(results))
+        return LoweredRequest(steps=tuple(found), results=tuple(results))
 
 
 def _covering(parts: Sequence[TensorSlice], rows: Interval) -> list[TensorSlice]:

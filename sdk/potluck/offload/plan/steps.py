@@ -93,7 +93,7 @@ class _StepDraft:
     rank: tuple[int, int]  # goal, level
 
 
-class Lack(NamedTuple):
+class MissingRows(NamedTuple):
     """Rows that a side needs of an operator and has of another side."""
 
     rows: Interval
@@ -250,7 +250,7 @@ class _StepDrafts:
 
 def useful(
     shares: Shares, divisions: Sequence[Division]
-) -> tuple[list[list[Interval]], list[list[list[Lack]]]]:
+) -> tuple[list[list[Interval]], list[list[list[MissingRows]]]]:
     """The rows that each side computes and that are of use, and those that it lacks, per side and
     operator.
 
@@ -260,7 +260,7 @@ def useful(
     wanted: list[list[Interval]] = [[NONE] * n for _ in sides]
     wanted[DEVICE][n - 1] = (0, shares.operators[n - 1].count)
     own: list[list[Interval]] = [[NONE] * n for _ in sides]
-    lacking: list[list[list[Lack]]] = [[[] for _ in range(n)] for _ in sides]
+    lacking: list[list[list[MissingRows]]] = [[[] for _ in range(n)] for _ in sides]
     for place in range(n - 1, -1, -1):
         operator = shares.operators[place]
         have = list(divisions[place])
@@ -282,7 +282,9 @@ def useful(
     return own, lacking
 
 
-def _sources(name: str, rows: Interval, side: int, have: Sequence[Interval]) -> Iterator[Lack]:
+def _sources(
+    name: str, rows: Interval, side: int, have: Sequence[Interval]
+) -> Iterator[MissingRows]:
     """Who hands these rows to a side: the nearest that has them, a helper rather than the
     device.
     """
@@ -295,7 +297,7 @@ def _sources(name: str, rows: Interval, side: int, have: Sequence[Interval]) -> 
             )
         source = min(near, key=lambda other: (abs(other - side), other == DEVICE))
         end = min(have[source][1], stop)
-        yield Lack((start, end), source)
+        yield MissingRows((start, end), source)
         start = end
 
 

@@ -42,13 +42,13 @@ class WorkBudget:
         self.elapsed_s += n * each_s
 
 
-class Late(Exception):
+class BudgetSpent(Exception):
     """Time is up in the middle of a planner that knows no clock."""
 
 
 class MeteredTable(cost.CostTable):
-    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can
-    be ended.
+    """A table that counts what it is asked, and raises `BudgetSpent` once time is up: so any
+    planner can be ended.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class MeteredTable(cost.CostTable):
         self._budget.count(1, self._unseen_s)
         self._unseen_s = 0.0
         if self._is_late():
-            raise Late
+            raise BudgetSpent
 
 
 def in_time(
@@ -155,7 +155,7 @@ def in_time(
             found.append(plan)
             if is_late():
                 break
-    except Late:
+    except BudgetSpent:
         pass
     return sorted(found, key=lambda plan: plan.latency_s or 0.0)
 

@@ -15,7 +15,7 @@ from potluck.serve.scheduling.allocate import Operators
 from potluck.serve.scheduling.node import Policy
 from potluck.serve.scheduling.placement import Allocations, Demand, Placement, place, place_best
 from potluck.serve.scheduling.records import Server
-from potluck.serve.simulate.scheme import Knows, Scheme
+from potluck.serve.simulate.scheme import Scheme, ServerKnowledge
 from potluck_wire.request_handler import Choose, HandlerRules, by_idle_goodput, by_spare_finish
 
 SPLIT_ONLY = Operators(batching=False, multi_task=False)
@@ -67,7 +67,7 @@ ALPASERVE = Scheme(
     name="alpaserve",
     policy=partial(_policy, by_idle_goodput, ALONE, early_drop=True),
     place=_place_alone,
-    knows=Knows.NOTHING,
+    knows=ServerKnowledge.NOTHING,
     source="Li et al., AlpaServe, OSDI 2023; per server by EPARA, section 5.1",
     differs="its search with a simulator in the loop is the greedy placement here; it drops what "
     "cannot be met, as its own queues do",
@@ -77,7 +77,7 @@ GALAXY = Scheme(
     policy=partial(_policy, soonest),
     place=place,
     operators=SPLIT_ONLY,
-    knows=Knows.NOW,
+    knows=ServerKnowledge.NOW,
     source="Ye et al., Galaxy, INFOCOM 2024",
     differs="what fits one processor is not split, which serves more; the centre sees exact states",
 )
@@ -86,7 +86,7 @@ SERV_P = Scheme(
     policy=partial(_policy, soonest),
     place=place_best,
     operators=SPLIT_ONLY,
-    knows=Knows.NOW,
+    knows=ServerKnowledge.NOW,
     handling_s=0.1,  # Fig. 3(e): beyond 100 ms from 10 servers on
     group=10,
     source="Farhadi et al., Service Placement and Request Scheduling, ToN 2021",
@@ -97,7 +97,7 @@ USHER = Scheme(
     name="usher",
     policy=partial(_policy, by_idle_goodput, ALONE, early_drop=True),
     place=partial(place, remote_frac=0.0, per_share=True),
-    knows=Knows.NOTHING,
+    knows=ServerKnowledge.NOTHING,
     source="Shubha et al., USHER, OSDI 2024",
     differs="per server, as a datacenter's scheduler; its packing by compute and memory need is "
     "the greedy by gain per share; merging of operators across models is left out",
@@ -107,7 +107,7 @@ DETRANSFORMER = Scheme(
     policy=partial(_policy, soonest),
     place=place_best,
     operators=SPLIT_ONLY,
-    knows=Knows.NOW,
+    knows=ServerKnowledge.NOW,
     source="Wei et al., DeTransformer, DATE 2024",
     differs="as Galaxy, with the better of two placements for its adaptive one; its cheaper "
     "communication is not modelled, since a split costs the same for all",
@@ -130,7 +130,7 @@ RAY_SERVE = Scheme(
     name="ray serve",
     policy=partial(_policy, two_choices),
     place=place,
-    knows=Knows.NOW,
+    knows=ServerKnowledge.NOW,
     handling_s=1e-3,
     source="Ray Serve's default router: power of two choices over queue lengths that it probes",
     differs="probes are exact and take the 1 ms that Ray states as its overhead; here first",
@@ -165,7 +165,7 @@ def as_printed(scheme: Scheme) -> Scheme:
     """
     operators = replace(scheme.operators, multi_frame=False, data_parallel=False)
     policy = partial(_on_one_replica, scheme.policy)
-    knows = Knows.NAMES if scheme.name == INTEREDGE.name else scheme.knows
+    knows = ServerKnowledge.NAMES if scheme.name == INTEREDGE.name else scheme.knows
     name = f"{scheme.name}, as printed"
     return replace(scheme, name=name, operators=operators, policy=policy, knows=knows)
 

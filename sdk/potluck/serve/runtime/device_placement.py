@@ -34,7 +34,7 @@ ANY_BYTES = 2**62  # whether there is room was tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ServiceDemand:
     """What is asked of a service: its limit, order of importance and queue; `per_s`: requests (or
     frames) expected per second, 0 where that is not known.
     """
@@ -79,7 +79,7 @@ def _are_alike(one: str, other: str, measured: Measurements) -> bool:
 
 
 def record(
-    wanted: Wanted,
+    wanted: ServiceDemand,
     measured: Mapping[str, MeasuredService],
     kinds: Mapping[str, str],
     most_degree: int,
@@ -132,7 +132,7 @@ def _slowest(rows: Sequence[Mapping[int, BatchTimes]]) -> dict[int, BatchTimes]:
 
 
 def place_all(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ServiceDemand],
     measured: Measurements,
     memory_bytes: Mapping[str, int],
     without: Collection[tuple[str, str]] = (),
@@ -206,7 +206,7 @@ def place_all(
 
 
 def one_of_each(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ServiceDemand],
     servers: Sequence[Server],
     allocations: Mapping[tuple[str, str], Allocation],
     available: Measurements,
@@ -245,7 +245,7 @@ def one_of_each(
 
 
 def place_divided(
-    wanted: Wanted, where: str, measured: MeasuredService
+    wanted: ServiceDemand, where: str, measured: MeasuredService
 ) -> dict[tuple[str, str], ServicePlace]:
     """Where a service runs that no device holds alone: on all of these, which are of a kind of
     their own.
@@ -274,7 +274,7 @@ def place_divided(
 
 
 def _demand(
-    wanted: Wanted,
+    wanted: ServiceDemand,
     allocations: Mapping[tuple[str, str], Allocation],
     kinds: Mapping[str, str],
     n_services: int,
@@ -293,7 +293,7 @@ def _demand(
     return max(wanted.slo.fps, expected) if isinstance(wanted.slo, Frequency) else expected
 
 
-def check_placed(wanted: Wanted, places: Mapping[tuple[str, str], ServicePlace]) -> None:
+def check_placed(wanted: ServiceDemand, places: Mapping[tuple[str, str], ServicePlace]) -> None:
     """Raise unless it was placed somewhere.
 
     Parameters

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
 from potluck.records import Plan
 from potluck.serve.runtime.device_placement import (
+    ServiceDemand,
     ServicePlace,
-    Wanted,
     check_placed,
     place_all,
     place_divided,
@@ -65,7 +65,7 @@ class Serving:
         self.entrances = Entrances(link, members)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
-        self._wanted: dict[str, Wanted] = {}
+        self._wanted: dict[str, ServiceDemand] = {}
         self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, MeasuredService]] = {}
         self._cache: dict[tuple[str, str, float], MeasuredService] = {}
@@ -88,7 +88,7 @@ class Serving:
         """The model of a service."""
         return self._models[name]
 
-    def wanted(self, name: str) -> Wanted:
+    def wanted(self, name: str) -> ServiceDemand:
         """What was asked of a service."""
         return self._wanted[name]
 
@@ -101,7 +101,9 @@ class Serving:
                     found.update(dict.fromkeys(each.devices, held.pool.allocation.batch))
         return found
 
-    def serve(self, model: Any, wanted: Wanted, say: SAY = lambda done_frac, text: None) -> None:
+    def serve(
+        self, model: Any, wanted: ServiceDemand, say: SAY = lambda done_frac, text: None
+    ) -> None:
         """Measure a model where it was not measured before, and place it beside the others.
 
         Parameters
@@ -162,7 +164,7 @@ class Serving:
 
     # --- measuring --------------------------------------------------------------------------------
 
-    def _measure(self, model: Any, wanted: Wanted, say: SAY) -> dict[str, MeasuredService]:
+    def _measure(self, model: Any, wanted: ServiceDemand, say: SAY) -> dict[str, MeasuredService]:
         found: dict[str, MeasuredService] = {}
         failure: PotluckError | None = None
         devices = self._members.need()
@@ -178,7 +180,7 @@ class Serving:
                 raise failure
         return found
 
-    def _divide(self, model: Any, wanted: Wanted) -> DividedService:
+    def _divide(self, model: Any, wanted: ServiceDemand) -> DividedService:
         """A place for what no device holds alone."""
         profile = self._profiled(model)
         for device in [each.name for each in profile.devices]:

@@ -89,7 +89,7 @@ class ServingHome:
         from potluck.graph.values import with_values_of_now
         from potluck.profile.measure import need_model
         from potluck.serve.runtime.argument_checks import check_serving
-        from potluck.serve.runtime.device_placement import Wanted
+        from potluck.serve.runtime.device_placement import ServiceDemand
         from potluck.serve.runtime.service import Service
 
         need_model(model, "served")
@@ -99,7 +99,9 @@ class ServingHome:
         model.check_as_traced()
         model = with_values_of_now(model)  # devices that come later get the same
         serving = self._services()
-        wanted = Wanted(name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s)
+        wanted = ServiceDemand(
+            name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s
+        )
 
         def work(task: Task) -> "Service":
             serving.serve(model, wanted, task.update)

@@ -28,7 +28,7 @@ MOST_MOVES = 64  # in one go: each is a model that is loaded somewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
+class PlacementChange:
     """What changes: replicas to load, then replicas to unload once those answer."""
 
     load: tuple[Replica, ...] = ()
@@ -68,7 +68,7 @@ class LivePlacement:
         """Where every replica is now."""
         return self.greedy.placement()
 
-    def update(self, changes: Mapping[tuple[str, str], float]) -> Moves:
+    def update(self, changes: Mapping[tuple[str, str], float]) -> PlacementChange:
         """The demand of these services at these servers is this now; what has to move?
 
         Parameters
@@ -85,7 +85,7 @@ class LivePlacement:
             self._make_room(key)
         self._fill(changed, STAFFING[1:])
         moved = self.greedy.moves.items()
-        return Moves(
+        return PlacementChange(
             load=tuple(replica for replica, n in moved for _ in range(n)),
             unload=tuple(replica for replica, n in moved for _ in range(-n)),
         )

@@ -33,7 +33,7 @@ from potluck.serve.scheduling.records import Allocation, Request, Server, Servic
 from potluck.serve.scheduling.replica_pools import pools_by_server
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.outcome import ServingOutcome, Tally
-from potluck.serve.simulate.scheme import Knows, Place, Scheme
+from potluck.serve.simulate.scheme import Place, Scheme, ServerKnowledge
 from potluck.serve.simulate.state_snapshots import (
     ExactView,
     ExchangeGroup,
@@ -170,7 +170,7 @@ class ServingSimulation:
         for start in range(0, len(self.nodes), size):
             group = ExchangeGroup(self.nodes[start : start + size], self.scenario.interval_s)
             group.settle()
-            if self.scheme.knows is Knows.RING:
+            if self.scheme.knows is ServerKnowledge.RING:
                 group.begin()
             groups.append(group)
             for index, node in enumerate(group.nodes):
@@ -179,13 +179,13 @@ class ServingSimulation:
 
     def _view(self, group: ExchangeGroup, index: int, transfer_s: Mapping[str, float]) -> View:
         match self.scheme.knows:
-            case Knows.RING:
+            case ServerKnowledge.RING:
                 return RingSnapshots(group, index, transfer_s)
-            case Knows.NOW:
+            case ServerKnowledge.NOW:
                 return ExactView(group, index, transfer_s)
-            case Knows.NAMES:
+            case ServerKnowledge.NAMES:
                 return NamesOnly(group, index, transfer_s)
-            case Knows.NOTHING:
+            case ServerKnowledge.NOTHING:
                 return NoView()
 
     def _at(self, at_s: float, code: int, index: int, what: object) -> None:
@@ -277,7 +277,7 @@ class ServingSimulation:
 
     def _exchange(self, now_s: float) -> None:
         for group in self.groups:
-            if self.scheme.knows is Knows.RING:
+            if self.scheme.knows is ServerKnowledge.RING:
                 self.outcome.n_events += len(group.nodes)
                 group.exchange(now_s)
         if not self._is_over:

@@ -16,7 +16,7 @@ from potluck.serve.scheduling.records import Server
 Place = Callable[[Sequence[Server], Allocations, Demand], Placement]
 
 
-class Knows(Enum):
+class ServerKnowledge(Enum):
     """What a server knows of the others when it hands a request on."""
 
     RING = "states of the ring, as old as their way here"
@@ -41,7 +41,7 @@ class Scheme:
     place: Place
     alternatives: tuple[Place, ...] = ()
     operators: Operators = EVERY
-    knows: Knows = Knows.RING
+    knows: ServerKnowledge = ServerKnowledge.RING
     handling_s: float = 0.0
     group: int | None = None
     source: str = ""

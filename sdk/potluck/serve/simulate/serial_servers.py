@@ -20,7 +20,7 @@ from potluck.serve.simulate.scheme import Scheme
 FRAME = EXCHANGE + 1  # after the engine's own kinds of event
 
 
-class InTurn(ServingSimulation):
+class SerialServing(ServingSimulation):
     """One scenario by one scheme.
 
     Parameters

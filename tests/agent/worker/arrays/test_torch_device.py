@@ -18,7 +18,7 @@ from potluck_agent.worker.arrays.torch_device import CPU, DeviceArrays
 from potluck_agent.worker.engine import WorkerEngine
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.onnx.segment import OnnxSegment
-from potluck_agent.worker.shared_state import BorrowingSegment
+from potluck_agent.worker.shared_state import SharedWeightSegment
 from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
 from potluck_wire.messages import Compute, ComputeFailed, Configure, Limit, LoadSegment, Put
@@ -95,7 +95,7 @@ NUMBERS = Graph(
 
 def test_a_tensor_made_of_numbers_alone_is_on_the_device_too():
     weight_source = TrainingSegment(NUMBERS, device=META)
-    for made in (weight_source, BorrowingSegment(NUMBERS, weight_source, META)):
+    for made in (weight_source, SharedWeightSegment(NUMBERS, weight_source, META)):
         (output,) = made.forward([torch.zeros(2, 3, device="meta")])
         assert (output.device.type, output.shape) == ("meta", (2, 3))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.serve.runtime.device_placement import Wanted, place_all, place_divided
+from potluck.serve.runtime.device_placement import ServiceDemand, place_all, place_divided
 from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling.records import BatchTimes, Latency
 
@@ -18,7 +18,9 @@ def measured(seconds=0.1, n_devices=1):
 
 
 def placed(memory, without=(), **per_s):
-    wanted = [Wanted(name=name, slo=Latency(1.0), per_s=per_s.get(name, 0.0)) for name in NAMES]
+    wanted = [
+        ServiceDemand(name=name, slo=Latency(1.0), per_s=per_s.get(name, 0.0)) for name in NAMES
+    ]
     times = {name: dict.fromkeys(memory, measured()) for name in NAMES}
     found = place_all(wanted, times, memory, without)
     return {name: set(place.n_replicas) for (name, _), place in found.items()}
@@ -40,7 +42,7 @@ def test_where_there_is_room_for_fewer_than_all_as_many_as_fit_are_placed():
 
 
 def test_devices_that_share_a_model_are_a_place_of_several_processors():
-    wanted = Wanted(name="large", slo=Latency(1.0))
+    wanted = ServiceDemand(name="large", slo=Latency(1.0))
     (key, place) = next(iter(place_divided(wanted, "a+b", measured(n_devices=2)).items()))
     assert key == ("large", "a+b")
     assert place.allocation.category.takes_several

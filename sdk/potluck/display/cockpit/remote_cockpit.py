@@ -16,7 +16,7 @@ from potluck.display.cockpit.widget import PAGE
 from potluck.errors import HomeError
 
 
-class Looking(anywidget.AnyWidget):
+class RemoteCockpit(anywidget.AnyWidget):
     """A home of another process, live; made by `Home.look()`.
 
     Parameters

@@ -31,7 +31,7 @@ LONGEST = 2000  # letters of what the other process says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class HomeRequest:
     """What a process asks for: to see the home, or to have it."""
 
     what: str
@@ -52,7 +52,7 @@ class HolderAnswer:
     saved: tuple[str, ...] = ()
 
 
-def question(folder: Path) -> Question | None:
+def question(folder: Path) -> HomeRequest | None:
     """What is asked for now; None: nothing, or whoever asked has ended.
 
     Parameters
@@ -63,7 +63,7 @@ def question(folder: Path) -> Question | None:
     match _read(folder / ASKED):
         case {"what": str(what), "number": str(number), "process": int(process)} if process > 0:
             if what in (SHOW, TAKE_OVER) and identity(process):
-                return Question(what=what, number=number, process=process)
+                return HomeRequest(what=what, number=number, process=process)
     return None
 
 
