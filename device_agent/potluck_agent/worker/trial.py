@@ -202,7 +202,7 @@ def onnx_with_threads(threads: int, provider: str = "") -> Work:
 
     Raises
     ------
-    Wrong
+    WrongResult
         onnxruntime took another one instead.
     """
     import onnxruntime
@@ -232,7 +232,7 @@ def check(answer: Any, expected: Any) -> None:
 
     Raises
     ------
-    Wrong
+    WrongResult
         The answers differ by more than half precision explains.
     """
     if answer.shape != expected.shape:

@@ -366,7 +366,7 @@ class PlanMigration:
 
         Raises
         ------
-        Gone
+        PlanReplaced
             The run went on to another compiled plan meanwhile.
         """
         engine, transition = self._engine, self.transition
@@ -486,7 +486,7 @@ class PlanMigration:
 
         Raises
         ------
-        Gone
+        PlanReplaced
             The run went on to another compiled plan meanwhile.
         """
         engine, new = self._engine, self._new
