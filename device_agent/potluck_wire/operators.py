@@ -94,8 +94,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar "
         "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar "
         "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __lshift__.Scalar "
-        "__lshift__.Tensor __rshift__.Scalar __rshift__.Tensor isneginf isposinf signbit "
-        "isin.Tensor_Tensor"
+        "__lshift__.Tensor __rshift__.Scalar __rshift__.Tensor isneginf isposinf signbit"
     ),
     "reduction": aten(
         "sum sum.dim_IntList mean mean.dim amax amin max min max.dim min.dim argmax argmin "

@@ -14,6 +14,7 @@ from potluck.graph.loss.dependence import (
     ACROSS,
     FREE,
     NUMBER,
+    PAIRS,
     ROWS,
     Dependence,
     DependenceKind,
@@ -140,6 +141,20 @@ def _side_by_side(look: NodeView) -> Dependence | None:
     """Entries that pair one of each operand, linear in all of them."""
     values = look.aligned(look.refs)
     return None if values is None else look.laid_out_as(look.refs, together(values))
+
+
+def _searched(look: NodeView) -> Dependence | None:
+    """Entries of a value looked for in a table, which must be the same for all rows."""
+    value, table = look.argument(0), look.argument(1)
+    if "searchsorted" in look.node.op:
+        value, table = table, value
+    if not (isinstance(value, Ref) and isinstance(table, Ref)):
+        return None
+    if look.axis_of(table) is not None:
+        if "isin" in look.node.op:
+            raise Mixes(PAIRS)
+        return None  # of several dimensions, each row may have its own
+    return look.laid_out_as([value], function([look.known[value], look.known[table]]))
 
 
 # --- along dimensions ---
@@ -389,6 +404,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (aten("cat stack"), shapes.joined),
     (aten("pad constant_pad_nd"), shapes.padded),
     (aten("embedding"), shapes.looked_up),
+    (KINDS["search"], _searched),
     (aten("diagonal"), shapes.diagonal),
     (aten("channel_shuffle"), _batch_first),
     (
