@@ -313,3 +313,29 @@ def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, mon
 def test_what_torch_does_otherwise_is_refused(model, text, tmp_path):
     with pytest.raises(ModelError, match=text):
         Model.from_onnx(saved(tmp_path, model)).as_torch()
+
+
+OF_ALL_ROWS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2")
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("reduce", OF_ALL_ROWS)
+@pytest.mark.parametrize("axes", ["axes=[0], keepdims=1", "keepdims=0"])
+def test_what_is_made_of_all_rows_is_refused_though_no_trial_shows_it(reduce, axes, tmp_path):
+    """No made-up row is as large as that."""
+    if reduce == "ReduceSum":  # its axes are an input
+        call = "ReduceSum(b, first)" if "[0]" in axes else "ReduceSum<keepdims=0>(b)"
+    else:
+        call = f"{reduce}<{axes}>(b)"
+    model = parsed(
+        f"a = Sub(x, large) b = Relu(a) c = {call} y = Add(x, c)",
+        large=np.float32(1e6),
+        first=np.array([0]),
+    )
+    with pytest.raises(ModelError, match=rf"y does not hold one result .*{reduce}"):
+        Model.from_onnx(saved(tmp_path, model))
+
+
+def test_what_has_a_value_s_type_alone_is_not_made_of_its_rows(tmp_path):
+    model = parsed("a = CastLike(two, x) y = Mul(x, a)", two=np.int64(2))
+    assert Model.from_onnx(saved(tmp_path, model)).layers()

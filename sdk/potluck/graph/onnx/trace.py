@@ -38,6 +38,8 @@ _LIKE = {
     "comparison": "aten.eq.Tensor",
     "reduction": "aten.sum.default",
 }
+# of how many inputs the numbers are read, where it is not all of them
+_DATA_OF = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +151,19 @@ def varying(graph: onnx.GraphProto) -> frozenset[str]:
     """Values that depend on the data, not on the shapes of the inputs alone."""
     found = {value.name for value in graph.input}
     for node in graph.node:
-        if node.op_type not in ("Shape", "Size") and found & set(node.input):
+        read = node.input[: _DATA_OF.get(node.op_type)]
+        if found & set(read):
             found |= set(node.output)
     return frozenset(found)
 
 
 def _by_rows(graph: onnx.GraphProto, moving: frozenset[str], run: TrialRun) -> frozenset[str]:
     """Values that count rows. What is made of something that all rows have in common, such as the
-    scale of `DynamicQuantizeLinear`, does not, however little a trial shows of it.
+    scale of `DynamicQuantizeLinear`, does not, however little a trial shows of it: what is made of
+    the data and has a shape without rows.
     """
     values = run.values
-    mixed = {name for name in moving if name in values and values[name].is_of_all_rows}
+    mixed = {name for name in moving & values.keys() if len({*values[name].shapes}) == 1}
     for node in graph.node:
         if mixed & {*node.input, *node.output}:
             mixed |= {*node.output}

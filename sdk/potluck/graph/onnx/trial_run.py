@@ -40,14 +40,13 @@ _NUMBERS = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class TrialValue:
-    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, whether
-    these parts make up the whole, and whether its numbers are others though its shape is the same.
+    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and whether
+    these parts make up the whole.
     """
 
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     is_by_rows: bool
-    is_of_all_rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +129,8 @@ def _read(output: IO[bytes], file: str) -> TrialRun:
         if "error" in header:
             raise ModelError(f"onnxruntime cannot run it: {quoted(header['error'], 240)}")
         values = {
-            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows, is_of_all_rows)
-            for name, dtype, shapes, is_by_rows, is_of_all_rows in header["values"]
+            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows)
+            for name, dtype, shapes, is_by_rows in header["values"]
         }
         arrays = (_array(output, dtype, shape) for dtype, shape in header["arrays"])
         still = dict(zip(header["still"], arrays, strict=False))
@@ -252,14 +251,14 @@ def _example(dtype: str, shape: list[int], seed: int) -> "Array":
 
 def _seen(
     name: str, runs: "tuple[dict[str, Array], ...]"
-) -> tuple[str, str, list[tuple[int, ...]], bool, bool]:
+) -> tuple[str, str, list[tuple[int, ...]], bool]:
     arrays = [run[name] for run in runs]
     if any(getattr(getattr(a, "dtype", None), "kind", "O") not in _NUMBERS for a in arrays):
         raise ValueError(f"the value {name} is not made of numbers")
     if len({array.ndim for array in arrays}) > 1:
         raise ValueError(f"the number of dimensions of {name} depends on the batch")
     shapes = [array.shape for array in arrays]
-    return name, arrays[0].dtype.name, shapes, _is_by_rows(*arrays), _is_of_all_rows(*arrays)
+    return name, arrays[0].dtype.name, shapes, _is_by_rows(*arrays)
 
 
 def _is_by_rows(full: "Array", first: "Array", second: "Array") -> bool:
@@ -276,16 +275,6 @@ def _is_by_rows(full: "Array", first: "Array", second: "Array") -> bool:
         np.abs(np.nan_to_num(full.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
     )
     return bool(np.allclose(full, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
-
-
-def _is_of_all_rows(full: "Array", *parts: "Array") -> bool:
-    """Whether it holds something of all rows together: the mean of them, or the largest number."""
-    import numpy as np
-
-    is_float = full.dtype.kind == "f"
-    return all(full.shape == part.shape for part in parts) and not all(
-        np.array_equal(full, part, equal_nan=is_float) for part in parts
-    )
 
 
 if __name__ == "__main__":
