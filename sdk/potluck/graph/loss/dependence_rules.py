@@ -152,7 +152,7 @@ def _searched(look: NodeView) -> Dependence | None:
         return None
     if look.axis_of(table) is not None:
         if "isin" in look.node.op:
-            raise Mixes(PAIRS)
+            raise RowsMixed(PAIRS)
         return None  # of several dimensions, each row may have its own
     return look.laid_out_as([value], function([look.known[value], look.known[table]]))
 
