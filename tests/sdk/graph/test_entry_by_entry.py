@@ -9,22 +9,17 @@ from torch import nn
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-from potluck.graph.loss import dependence_rules
-from potluck.graph.tensor import axis_rules
-from potluck.offload.rows import row_rules
 from potluck_wire.graph import Dtype
 from potluck_wire.operators import KINDS
 
 N = 7
-TABLES = {
-    "dependence": (dependence_rules.RULES, dependence_rules._entries),
-    "division by tensor": (axis_rules.RULES, axis_rules._element_wise),
-    "shared rows": (row_rules.RULES, row_rules._element_wise),
-}
-# masks are drawn by row elsewhere
+ALONG_A_DIMENSION = ("softmax", "log_softmax", "_softmax", "_log_softmax", "glu", "prelu")
+# as the tables of rules take them: dependence, division by tensor, and shared rows
 OPERATORS = sorted(
-    {op for rules, rule in TABLES.values() for op in rules if rules[op] is rule}
-    - {*KINDS["random"]}
+    op
+    for kind in ("activation", "arithmetic", "comparison")
+    for op in KINDS[kind]
+    if op.split(".")[1] not in ALONG_A_DIMENSION
 )
 
 
