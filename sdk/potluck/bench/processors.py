@@ -5,7 +5,8 @@ One network (feed-forward blocks as a transformer has them) and one batch. A wor
 it does for a profile: `torch` a forward pass and a training step without update, `onnxruntime` a
 forward pass. Plain torch does the same in this process, with the same count of threads, in turns
 with the workers. A rate of 1 is torch's own; the worst count of threads counts. Scaling is the gain
-of the most threads over one, by the gain that torch itself has.
+of the most threads over one, by the gain that torch itself has. Where torch has an accelerator, a
+worker on it is compared with torch on it.
 """
 
 import select
@@ -23,6 +24,7 @@ SETTINGS: Mapping[str, float] = {
     "repeats": 9,
     "rounds": 7,
     "threads": 0,
+    "accelerator_width": 2048,
 }
 GOALS = {
     "torch_rate_frac": (">=", 0.95),
@@ -32,7 +34,7 @@ GOALS = {
     "onnxruntime_scaling_frac": (">=", 0.95),
 }
 BACKENDS = {"torch": "aten", "onnxruntime": "onnx"}
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES, ACCELERATOR_MEMORY_BYTES = 1 << 30, 4 << 30
 PATIENCE_S = 120.0
 
 Times = dict[str, list[float]]  # what was done -> seconds, one for each round
@@ -54,15 +56,43 @@ def run(settings: Mapping[str, float]) -> Result:
     counts = candidates(cores(), int(settings["threads"]) or None)
     try:
         found = {count: _times(count, settings) for count in counts}
+        kinds = accelerators()
+        on_accelerators = {kind: accelerator_times(kind, settings) for kind in kinds}
     finally:
         torch.set_num_threads(before)
     return Result(
         name="processors",
-        figures=figures(found),
+        figures=figures(found) | accelerator_figures(on_accelerators),
         settings=settings,
         goals=GOALS,
-        notes=(f"threads: {', '.join(map(str, counts))}; no accelerator is measured",),
+        notes=(
+            f"threads: {', '.join(map(str, counts))}; accelerators: {', '.join(kinds) or 'none'}",
+        ),
     )
+
+
+def accelerators() -> tuple[str, ...]:
+    """Those of torch that are here and answer."""
+    import torch
+
+    from potluck_agent.processors.torch_choice import kinds_here
+
+    return tuple(kind for kind in kinds_here() if torch.get_device_module(kind).is_available())
+
+
+def accelerator_figures(found: Mapping[str, Times]) -> dict[str, float]:
+    """The rates of workers on accelerators by torch's own.
+
+    Parameters
+    ----------
+    found
+        By kind, as `accelerator_times` gives them.
+    """
+    return {
+        f"{kind}{part}_rate_frac": _rate(times[f"own{what}"], times[f"torch{what}"])
+        for kind, times in found.items()
+        for part, what in (("", ""), ("_train", " train"))
+    }
 
 
 def figures(found: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -75,9 +105,7 @@ def figures(found: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[str, flo
         "torch", "torch train", "onnxruntime".
     """
     rates = {
-        (who, count): median(
-            own_s / ours_s for own_s, ours_s in zip(times[own], times[who], strict=True)
-        )
+        (who, count): _rate(times[own], times[who])
         for count, times in found.items()
         for who, own in _COMPARED.items()
     }
@@ -93,6 +121,10 @@ def figures(found: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[str, flo
         for count, times in found.items()
     }
     return {**worst, **scaling, **each, **own}
+
+
+def _rate(own_s: Sequence[float], ours_s: Sequence[float]) -> float:
+    return median(own / ours for own, ours in zip(own_s, ours_s, strict=True))
 
 
 _COMPARED = {"torch": "own", "torch train": "own train", "onnxruntime": "own"}
@@ -132,14 +164,51 @@ def _times(threads: int, settings: Mapping[str, float]) -> Times:
     return times
 
 
+def accelerator_times(kind: str, settings: Mapping[str, float]) -> Times:
+    """Seconds of torch and of a worker on an accelerator, measured in turns.
+
+    Parameters
+    ----------
+    kind
+        As torch names it; "cpu" is none and is measured alike.
+    settings
+        As `SETTINGS`.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    network, x, y = _network({**settings, "width": settings["accelerator_width"]})
+    repeats = int(settings["repeats"])
+    document, lesson = _graph(network, x), _graph(network, x, y)
+    own = _Own(network.to(kind), x.to(kind), y.to(kind), repeats)
+    worker = _Worker("torch", 1, "" if kind == "cpu" else f"{kind}:0")
+    times: Times = {what: [] for what in ("own", "own train", "torch", "torch train")}
+    try:
+        for turn in range(1 + int(settings["rounds"])):
+            seconds = {
+                "own": own.forward_s(),
+                "own train": own.train_s(),
+                "torch": worker.forward_s(document, len(x), repeats),
+                "torch train": worker.train_s(lesson, len(x), repeats),
+            }
+            for what, taken_s in seconds.items() if turn else ():  # the first is a warm-up
+                times[what].append(taken_s)
+    finally:
+        worker.close()
+    return times
+
+
 class _Own:
-    """Plain torch in this process."""
+    """Plain torch in this process, on the device of its tensors."""
 
     def __init__(self, network: Any, x: Any, y: Any, repeats: int) -> None:
+        import torch
+
         self._network = network
         self._x = x
         self._y = y
         self._repeats = repeats
+        self._wait = torch.get_device_module(x.device.type).synchronize
 
     def forward_s(self) -> float:
         import torch
@@ -164,6 +233,7 @@ class _Own:
         for _ in range(1 + self._repeats):
             start_s = time.perf_counter()
             work()
+            self._wait()
             times_s.append(time.perf_counter() - start_s)
         return median(times_s[1:])
 
@@ -171,17 +241,18 @@ class _Own:
 class _Worker:
     """A real worker process with one backend."""
 
-    def __init__(self, backend: str, threads: int) -> None:
+    def __init__(self, backend: str, threads: int, device: str = "") -> None:
         from potluck_agent.worker.launch import start
         from potluck_wire.messages import WorkerReady
 
         self._kind = BACKENDS[backend]
         self._link = start(
-            memory_bytes=MEMORY_BYTES,
+            memory_bytes=ACCELERATOR_MEMORY_BYTES if device else MEMORY_BYTES,
             threads=threads,
             inbound_bytes=1 << 20,
             outbound_bytes=1 << 20,
             backends=(backend,),
+            device=device,
         )
         self._expect(WorkerReady)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.bench.processors import figures
+from potluck.bench.processors import SETTINGS, accelerator_figures, accelerator_times, figures
 
 OWN = [4.0, 8.0, 4.0]  # the machine was slower in the second round
 
@@ -41,3 +41,13 @@ def test_the_worst_count_of_threads_counts_and_a_slow_moment_hits_both_sides():
 def test_with_one_count_of_threads_nothing_scales():
     found = figures({1: ALIKE})
     assert found["torch_scaling_frac"] == found["onnxruntime_scaling_frac"] == 1.0
+
+
+def test_a_worker_on_an_accelerator_is_compared_with_torch_on_it():
+    pytest.importorskip("torch")
+    few = {**SETTINGS, "accelerator_width": 8, "repeats": 1, "rounds": 2, "rows": 2}
+    found = accelerator_times("cpu", few)
+    assert {what: len(seconds) for what, seconds in found.items()} == dict.fromkeys(found, 2)
+    rates = accelerator_figures({"cuda": {**found, "own": [1.0, 3.0], "torch": [2.0, 6.0]}})
+    assert rates.keys() == {"cuda_rate_frac", "cuda_train_rate_frac"}
+    assert rates["cuda_rate_frac"] == 0.5
