@@ -27,11 +27,13 @@ def dotted(node):
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def called(tree):
     """The dotted names of all that is called."""
     return {dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
+@cache
 def imported(tree):
     """The modules that are imported, and `module.name` of what comes from them."""
     found = set()

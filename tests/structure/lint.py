@@ -79,6 +79,7 @@ UNSAFE_ENDINGS = (
     "os.system",
     "os.popen",
 )
+LAST_NAMES = {ending.rpartition(".")[2] for ending in UNSAFE_ENDINGS}
 SAFE = {"safetensors.torch.load"}  # numbers and nothing else, for all its name
 UNSAFE_KEYWORDS = {"allow_pickle", "shell", "weights_only"}
 
@@ -123,6 +124,11 @@ def modules() -> Iterator[tuple[str, str]]:
 _tree = functools.cache(ast.parse)
 
 
+@functools.cache
+def _nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def _excused(path: str, table: dict[str, str]) -> bool:
     return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
 
@@ -134,7 +140,7 @@ def is_pure(path: str) -> bool:
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything imported, also inside functions."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -144,7 +150,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def _aliases(tree: ast.AST) -> dict[str, str]:
     """Local name -> what it stands for, by the imports."""
     names = {}
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             names |= {
                 a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0]
@@ -174,8 +180,9 @@ def unsafe(path: str, source: str) -> list[str]:
     for line, name in _imports(tree):
         if set(name.split(".")) & UNSAFE_MODULES or _ends(name):
             found.append(f"{path}:{line}: imports {name}")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and _ends(_dotted(node, aliases)):
+    for node in _nodes(tree):
+        is_like_one = isinstance(node, ast.Attribute) and node.attr in LAST_NAMES
+        if is_like_one and _ends(_dotted(node, aliases)):
             found.append(f"{path}:{node.lineno}: uses {_dotted(node, aliases)}")
         if isinstance(node, ast.Name) and node.id in UNSAFE_NAMES:
             found.append(f"{path}:{node.lineno}: uses {node.id}")
@@ -199,7 +206,7 @@ def pure(path: str, source: str) -> list[str]:
     for line, name in _imports(tree):
         if name.split(".")[0] in IMPURE_MODULES:
             found.append(f"{path}:{line}: imports {name}")
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         name = _dotted(node.func, aliases) if isinstance(node, ast.Call) else ""
         if name in ("open", "input", "print") or (
             name.startswith("random.") and name != "random.Random"
@@ -228,7 +235,7 @@ def _docstring_lines(tree: ast.AST) -> int:
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
     texts = [
         node.body[0]
-        for node in ast.walk(tree)
+        for node in _nodes(tree)
         if isinstance(node, owners) and ast.get_docstring(node, clean=False)
     ]
     return sum((text.end_lineno or text.lineno) - text.lineno for text in texts)
@@ -239,7 +246,7 @@ def prints(path: str, source: str) -> list[str]:
     if _excused(path, PRINTS):
         return []
     tree = _tree(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in _nodes(tree) if isinstance(node, ast.Call)]
     names = [(node.lineno, _dotted(node.func, {})) for node in calls]
     return [
         f"{path}:{line}: prints"
@@ -255,7 +262,7 @@ def wall_time(path: str, source: str) -> list[str]:
     tree = _tree(source)
     aliases = _aliases(tree)
     found = []
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Call):
             name = _dotted(node.func, aliases)
             now = name.startswith("datetime.") and name.endswith((".now", ".utcnow", ".today"))
@@ -267,7 +274,7 @@ def wall_time(path: str, source: str) -> list[str]:
 def bare(path: str, source: str) -> list[str]:
     """No bare except, no name that says nothing."""
     found = []
-    for node in ast.walk(_tree(source)):
+    for node in _nodes(_tree(source)):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.append(f"{path}:{node.lineno}: bare except")
         if isinstance(node, ast.ClassDef) and node.name.endswith(
@@ -281,7 +288,7 @@ def crowded(path: str, source: str) -> list[str]:
     """At most two names are assigned at once, unless one value is taken apart."""
     return [
         f"{path}:{node.lineno}: assigns more than two names at once"
-        for node in ast.walk(_tree(source))
+        for node in _nodes(_tree(source))
         if isinstance(node, ast.Assign) and (len(node.targets) > MOST_AT_ONCE or any(_listed(node)))
     ]
 
