@@ -31,11 +31,11 @@ ENDING_S = 2.0
 LOOK_S = 0.05
 
 
-def refuse_second(state: Path, *, patience_s: float = ENDING_S) -> None:
+def refuse_second(state: Path, *, timeout_s: float = ENDING_S) -> None:
     """AgentError where another process is the agent of this state directory, and does not end
-    within `patience_s`.
+    within `timeout_s`.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + timeout_s
     other = running(state)
     while other is not None and other["pid"] != os.getpid() and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -101,7 +101,7 @@ def _locked(state: Path) -> int | None:
         except OSError as error:
             if time.monotonic() >= until_s:
                 os.close(held)
-                refuse_second(state, patience_s=0.0)  # which names it, where it said so already
+                refuse_second(state, timeout_s=0.0)  # which names it, where it said so already
                 raise AgentError(
                     f"an agent already uses {state}. Give this one its own directory with --state."
                 ) from error

@@ -24,7 +24,7 @@ PEERS_LOCK = "peers.lock"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
 MAX_FILE_BYTES = 1024 * 1024
-PATIENCE_S = 0.5  # others change the peers in milliseconds
+LOCK_TIMEOUT_S = 0.5  # others change the peers in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ def _alone(state: Path) -> Iterator[None]:
     path = state / PEERS_LOCK
     held = ExitStack()
     try:
-        held.enter_context(alone(path, PATIENCE_S))
+        held.enter_context(alone(path, LOCK_TIMEOUT_S))
     except TimeoutError as error:
         raise AgentError(
             f"cannot change the peers: another process holds {path} (a `potluck agent` command "

@@ -10,7 +10,7 @@ LOOK_S = 0.01
 
 
 @contextmanager
-def alone(path: Path, patience_s: float) -> Iterator[None]:
+def alone(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the lock of this file, which is made where there is none; it goes with the process.
 
     Where no system call locks (Windows), nothing is held.
@@ -19,7 +19,7 @@ def alone(path: Path, patience_s: float) -> Iterator[None]:
     ----------
     path
         The file. Nothing is written into it.
-    patience_s
+    timeout_s
         For how long another process that holds it is waited for.
 
     Raises
@@ -36,15 +36,13 @@ def alone(path: Path, patience_s: float) -> Iterator[None]:
         return
     # a pipe of that name would be waited for
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600), "w") as file:
-        until_s = time.monotonic() + patience_s
+        until_s = time.monotonic() + timeout_s
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= until_s:
-                    raise TimeoutError(
-                        f"another process has held it for {patience_s:g} s"
-                    ) from None
+                    raise TimeoutError(f"another process has held it for {timeout_s:g} s") from None
                 time.sleep(LOOK_S)
         yield

@@ -682,7 +682,7 @@ class Home(SharedHome, Shown):
         return self._follow(run.adapt())
 
     def play(self, script: "Script") -> None:
-        """Let the happenings of a script happen in this lab, from now on.
+        """Play the events of a scenario in this lab, from now on.
 
         Parameters
         ----------

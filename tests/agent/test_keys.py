@@ -121,7 +121,7 @@ def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
 def test_whoever_holds_the_peers_is_not_waited_for_long(tmp_path, monkeypatch):
     """The agent's loop would stand still as long."""
-    monkeypatch.setattr(keys, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(keys, "LOCK_TIMEOUT_S", 0.0)
     ada = TrustedPeer(name="ada", key=KEYS[0])
     with alone(tmp_path / keys.PEERS_LOCK, 0.0):
         with pytest.raises(AgentError, match=r"another process holds .*peers\.lock"):

@@ -199,7 +199,7 @@ def _do(step: Step, place: InstallTarget) -> None:
 def _do_run(step: RunCommand, place: InstallTarget) -> None:
     code, output = place.run(step.line)
     waited_s = 0.0
-    while code != 0 and waited_s < step.patience_s:
+    while code != 0 and waited_s < step.retry_s:
         place.sleep(LOOK_S)
         waited_s += LOOK_S
         code, output = place.run(step.line)

@@ -24,7 +24,7 @@ class PowerModel:
     def advance(self, now_s: float, busy_s: float, radio_s: float) -> tuple[float, float]:
         """(watts, joules) since the last call, from the seconds of computing and sending so far.
 
-        >>> model = Model(2.0, 10.0, 1.0)
+        >>> model = PowerModel(2.0, 10.0, 1.0)
         >>> model.advance(0.0, 0.0, 0.0)
         (2.0, 0.0)
         >>> model.advance(4.0, 1.0, 2.0)  # a quarter busy, half of it sending: 2 + 8/4 + 1/2

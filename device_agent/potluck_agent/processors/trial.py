@@ -14,18 +14,18 @@ from potluck_wire.statement import MAX_NUMBER, MIN_RATE
 from potluck_wire.tensors import DTYPES
 
 # Slow devices load torch for long, and an accelerator may compile its kernels meanwhile.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 MAX_DEVICES = 16  # of one kind
 
 
-def attempt(trial: TryProcessor, patience_s: float = PATIENCE_S) -> ProcessorTried:
+def attempt(trial: TryProcessor, timeout_s: float = TIMEOUT_S) -> ProcessorTried:
     """What a throw-away worker answers; a `reason` where it does not.
 
     Parameters
     ----------
     trial
         What to try.
-    patience_s
+    timeout_s
         It hangs if it is silent for longer.
     """
     try:
@@ -33,15 +33,15 @@ def attempt(trial: TryProcessor, patience_s: float = PATIENCE_S) -> ProcessorTri
     except OSError as error:
         return _failed(f"its trial could not be started: {error}")
     try:
-        return _answer(link, trial, patience_s)
+        return _answer(link, trial, timeout_s)
     except WireError as error:
         return _failed(f"its trial broke the protocol: {error}")
     finally:
         link.kill()
 
 
-def _answer(link: WorkerLink, trial: TryProcessor, patience_s: float) -> ProcessorTried:
-    deadline_s = time.monotonic() + patience_s
+def _answer(link: WorkerLink, trial: TryProcessor, timeout_s: float) -> ProcessorTried:
+    deadline_s = time.monotonic() + timeout_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         writers = [link.socket] if link.wants_write else []
         select.select([link.socket], writers, [], left_s)
@@ -53,7 +53,7 @@ def _answer(link: WorkerLink, trial: TryProcessor, patience_s: float) -> Process
             return _failed("its trial answered what nobody asked")
         if link.closed:
             return _failed(link.exit_reason()[1].replace("the worker", "its trial"))
-    return _failed(f"its trial did not end within {patience_s:g} s")
+    return _failed(f"its trial did not end within {timeout_s:g} s")
 
 
 def _fits(answer: ProcessorTried, trial: TryProcessor) -> bool:

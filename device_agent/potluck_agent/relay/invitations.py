@@ -18,7 +18,7 @@ from potluck_wire.limits import RELAY_DEVICES, RELAY_DEVICES_OFFSET, is_device_n
 
 DEVICES = "devices.json"
 _LOCK = "devices.lock"
-PATIENCE_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def invite(
         )
     public, secret = (part.decode() for part in zmq.curve_keypair())
     identity = keys.identity(state)
-    with alone(state / _LOCK, PATIENCE_S):
+    with alone(state / _LOCK, LOCK_TIMEOUT_S):
         known = devices(state)
         others = tuple(one for one in known if one.name != name)
         taken = {one.place for one in others}
@@ -119,7 +119,7 @@ def invite(
 
 def remove(state: Path, name: str) -> None:
     """Serve this device no longer; AgentError where none is called so."""
-    with alone(state / _LOCK, PATIENCE_S):
+    with alone(state / _LOCK, LOCK_TIMEOUT_S):
         known = devices(state)
         remaining = tuple(one for one in known if one.name != name)
         if len(remaining) == len(known):

@@ -47,12 +47,12 @@ class Remove:
 @dataclass(frozen=True, slots=True)
 class RunCommand:
     """A command. `otherwise`: what follows where it fails, and the rest goes on; None: it must
-    succeed. `patience_s`: for so long it is tried again.
+    succeed. `retry_s`: for so long it is tried again.
     """
 
     line: tuple[str, ...]
     otherwise: str | None = None
-    patience_s: float = 0.0
+    retry_s: float = 0.0
 
 
 Step = Write | Remove | RunCommand

@@ -35,7 +35,7 @@ GOALS = {
 }
 BACKENDS = {"torch": "aten", "onnxruntime": "onnx"}
 MEMORY_BYTES, ACCELERATOR_MEMORY_BYTES = 1 << 30, 4 << 30
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 Times = dict[str, list[float]]  # what was done -> seconds, one for each round
 
@@ -277,7 +277,7 @@ class _Worker:
     def _expect(self, kind: type) -> Any:
         from potluck.errors import DeviceError
 
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while (left_s := end_s - time.monotonic()) > 0 and not self._link.closed:
             writers = [self._link.socket] if self._link.wants_write else []
             select.select([self._link.socket], writers, [], left_s)

@@ -45,7 +45,7 @@ GOALS = {
 }
 DEMO = "demo"  # of no homes: quick, for a look
 HOMES = ("asteroid-a-100", "asteroid-a-1000", "smart-home-2")
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 LEARNING_RATE = 1e-3
 
 
@@ -237,7 +237,7 @@ class StepMoments:
     def at(self, step: int) -> float:
         """When this step was done; waits for it."""
         with self._news:
-            if not self._news.wait_for(lambda: len(self._ends_s) >= step, PATIENCE_S):
+            if not self._news.wait_for(lambda: len(self._ends_s) >= step, TIMEOUT_S):
                 raise TimeoutError(f"step {step} does not come")
             return self._ends_s[step - 1]
 
@@ -272,7 +272,7 @@ def _network(kind: str, batch: int) -> tuple[Any, tuple[Any, Any], Any]:
 
 
 def _await(holds: Any) -> None:
-    until_s = time.perf_counter() + PATIENCE_S
+    until_s = time.perf_counter() + TIMEOUT_S
     while not holds():
         if time.perf_counter() > until_s:
             raise TimeoutError("a device does not come back")

@@ -1,5 +1,5 @@
-"""The best turns that transfers can take, and a bound that no turns beat: CP-SAT, the judge of the
-list scheduler.
+"""The best order of transfers, and a bound that no order beats, by CP-SAT: the list scheduler is
+compared with it.
 
 Needs ortools (`pip install ".[dev]"`); nothing at run time depends on it. Durations are whole units
 of a 20,000th of the step, rounded up.
@@ -104,9 +104,9 @@ def solve(
         )
     # A solution may leave gaps that cost it nothing; whoever runs in this order does not wait in
     # them.
-    turns = sorted(order, key=lambda task: solver.value(starts[task]))
+    in_order = sorted(order, key=lambda task: solver.value(starts[task]))
     return ExactOrder(
-        start_s=tuple(start * unit_s for start in _soonest(graph, turns, lengths, lasts)),
+        start_s=tuple(start * unit_s for start in _soonest(graph, in_order, lengths, lasts)),
         latency_s=solver.objective_value * unit_s,
         bound_s=bound_s,
     )
@@ -137,12 +137,12 @@ def _media(graph: TaskGraph, task: int) -> set[int]:
 
 
 def _soonest(
-    graph: TaskGraph, turns: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]
+    graph: TaskGraph, order: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]
 ) -> list[int]:
-    """Starts in whole units: tasks in these turns, each as soon as what it waits for allows."""
+    """Starts in whole units: tasks in this order, each as soon as what it waits for allows."""
     starts, ready = [0] * len(lengths), [0] * len(lengths)
     free: dict[tuple[str, int], int] = {}
-    for task in turns:
+    for task in order:
         kept = [
             ("resource", graph.resource[task]),
             *(("medium", medium) for medium in _media(graph, task)),

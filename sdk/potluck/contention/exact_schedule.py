@@ -1,5 +1,5 @@
-"""The soonest schedule of a step's actions that memory has room for, and a bound that none beats:
-CP-SAT, the judge of the policies.
+"""The soonest schedule of a step's actions that memory has room for, and a bound that none beats,
+by CP-SAT: policies are compared with it.
 
 Needs ortools (`pip install ".[dev]"`); nothing at run time depends on it.
 """

@@ -7,7 +7,7 @@ turns achieves no later, so what is left to decide is the order. A list schedule
 transfers whose media are free, the one with the longest way to the end of the step goes first. On
 pipelines of 4 stages it is 0 to 2 % from the optimum, and fair sharing 2 to 14 %.
 
-Access points cannot be told about turns. So every send gets a priority, which holds among the sends
+Access points cannot be told an order. So every send gets a priority, which holds among the sends
 of its device; a release time where it has to let another device go first; and a pace, so that what
 waits does so where it can still be overtaken.
 """
@@ -30,7 +30,7 @@ SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
 # beginning together costs a round trip and waits for the slowest: not for less than that
 WORTH_FRAC = 0.02
-# How much longer computing and transfers may last than predicted before turns collide: a turn that
+# How much longer computing and transfers may last than predicted before they collide: one that
 # begins before the one ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to
 # 1.25 times as long.
 SLACK = (1.02, 1.08)
@@ -116,9 +116,9 @@ def schedule_transfers(
     refine_s: float = 0.0,
 ) -> Compiled:
     """The programs with priority, release time and pace of every send. `start_s`: of every task;
-    default: in turns, which CP-SAT may better for `refine_s` seconds (needs ortools).
+    default: by the list scheduler, which CP-SAT may better for `refine_s` seconds (needs ortools).
 
-    `slack`: turns leave room for computing and transfers that last so many times as long as the
+    `slack`: starts leave room for computing and transfers that last so many times as long as the
     profile says. A send that in this order leaves as soon as its value is there has no release: if
     it is ready sooner than predicted, nobody is in its way.
 
@@ -131,7 +131,7 @@ def schedule_transfers(
     problem
         Costs and network.
     start_s
-        Per task; default: in turns.
+        Per task; default: by the list scheduler.
     slack
         Factors for computing and for transfers.
     refine_s
@@ -182,7 +182,7 @@ def with_ordered_transfers(
     """The programs with transfers that take turns on shared media, where that ends a step sooner
     (or `always`).
 
-    Where releases would make turns wait for more than they save, the order may hold by priorities
+    Where releases would cost more than the order saves, the order may hold by priorities
     alone. `refine_s`: so long an exact solver may look for a better order, which is taken where the
     simulator finds it so.
 

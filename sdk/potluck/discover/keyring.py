@@ -25,7 +25,7 @@ from potluck_wire.messages import HOME
 IDENTITY = "notebook.json"
 DEVICES = "devices.json"
 LOCK = "keyring.lock"
-PATIENCE_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 MAX_DEVICES = 256
 MAX_HOST = 255  # letters of a name in the network
 KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
@@ -163,7 +163,7 @@ class Keyring:
         held = ExitStack()
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held.enter_context(alone(path, PATIENCE_S))
+            held.enter_context(alone(path, LOCK_TIMEOUT_S))
         except TimeoutError as error:
             raise FileError(
                 f"another program holds {path}.",

@@ -63,7 +63,7 @@ class Playground(Protocol):
         """Ask `give_way()` before another home takes this lab."""
 
     def play(self, script: Script) -> object:
-        """Let the happenings of a script happen from now on."""
+        """Play the events of a scenario from now on."""
 
     def close(self) -> None:
         """The home is closed."""
@@ -100,7 +100,7 @@ class Lab:
         announce: bool = False,
         extra: Sequence[str] = (),
     ) -> None:
-        happenings = read(script) if script is not None else ()
+        events = read(script) if script is not None else ()
         if links not in ("", "namespaces", "relay"):
             raise UserError(
                 f"there are no links by {links!r}.", next_step="namespaces and relay are possible."
@@ -129,7 +129,7 @@ class Lab:
             spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0
         )
         self._notify = tell
-        self._check(happenings, [spec.name for spec in specs])
+        self._check(events, [spec.name for spec in specs])
         inside = None
         if (
             self.emulation is not None
@@ -142,8 +142,8 @@ class Lab:
         try:
             if self.emulation is not None and inside is None:
                 self.links = RelayClient(self.emulation.network, self.agents.agents)
-            if happenings:
-                self.play(happenings)
+            if events:
+                self.play(events)
         except BaseException:
             self.close()
             raise
@@ -166,34 +166,29 @@ class Lab:
         """Nobody else can join a lab of this program's own."""
 
     def play(self, script: Script) -> ScenarioRunner:
-        """Let the happenings of a script happen from now on, in place of any other script."""
-        happenings = read(script)
+        """Play the events of a scenario from now on, in place of any other script."""
+        events = read(script)
         names = [agent.name for agent in self.started]
-        self._check(happenings, names, [name for name in names if not self.agents.is_there(name)])
-        if isinstance(self.links, Namespaces) and any(
-            isinstance(item, Loss) for item in happenings
-        ):
+        self._check(events, names, [name for name in names if not self.agents.is_there(name)])
+        if isinstance(self.links, Namespaces) and any(isinstance(item, Loss) for item in events):
             self.links.need_loss()
         if self.scenario is not None:
             self.scenario.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
         self.scenario = ScenarioRunner(
-            happenings, self.agents, self.links, time_scale=scale, tell=self._notify
+            events, self.agents, self.links, time_scale=scale, tell=self._notify
         )
         return self.scenario
 
     def _check(
-        self,
-        happenings: Iterable[ScenarioEvent],
-        devices: Sequence[str],
-        absent: Sequence[str] = (),
+        self, events: Iterable[ScenarioEvent], devices: Sequence[str], absent: Sequence[str] = ()
     ) -> None:
         media = [medium.name for medium in self.network.media] if self.network is not None else []
         check(
-            happenings,
+            events,
             ScenarioContext(devices=devices, media=media, emulated=self._emulated, absent=absent),
         )
-        for item in happenings:
+        for item in events:
             if isinstance(item, Bandwidth) and self.emulation is not None:
                 self.emulation.check_rate(item.medium, parse_rate(item.rate))
 

@@ -266,7 +266,7 @@ async def _run() -> None:
     relay = Relay(_network(given["network"]), given["agents"])
     sys.stdout.write(json.dumps(await relay.listen()) + "\n")
     sys.stdout.flush()
-    happenings: dict[str, Callable[..., None]] = {
+    commands: dict[str, Callable[..., None]] = {
         "shape": relay.shape,
         "lose": relay.lose,
         "flow": relay.flow,
@@ -274,7 +274,7 @@ async def _run() -> None:
     }
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         name, *with_these = json.loads(line)
-        happenings[name](*with_these)
+        commands[name](*with_these)
     os._exit(0)  # connections are cut, not closed: their other ends are gone
 
 

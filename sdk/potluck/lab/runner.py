@@ -1,4 +1,4 @@
-"""Lets the happenings of a script happen, each at its time, in a thread of its own."""
+"""Plays the events of a scenario, each at its time, in a thread of its own."""
 
 import heapq
 import logging

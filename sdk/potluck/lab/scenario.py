@@ -148,7 +148,7 @@ Script = str | Path | Iterable[ScenarioEvent]
 
 
 def read(script: Script) -> tuple[ScenarioEvent, ...]:
-    """The happenings of a file, or the given ones, in order of time.
+    """The events of a file, or the given ones, in order of time.
 
     Raises
     ------

@@ -1,6 +1,8 @@
-"""The upkeep of an accelerated model, in the background. It lets helpers go that want to leave, and
-reaches those that were lost. It asks for the bandwidth where no request shows it, and plans anew
-where sides turn out to be faster or slower. It takes over the whole table when it is found.
+"""Maintenance of an accelerated model, in the background.
+
+It lets helpers go that want to leave, and reaches those that were lost. It asks for the bandwidth
+where no request shows it, and plans anew where sides turn out to be faster or slower. It takes over
+the whole table when it is found.
 """
 
 import threading

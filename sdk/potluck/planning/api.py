@@ -165,7 +165,7 @@ def solve(
         )
     if (order_transfers or refine_s > 0) and planner != OURS:
         raise UserError(
-            f"transfers in turns are not what {planner!r} plans.",
+            f"{planner!r} plans no order of transfers.",
             next_step=f"Ask {OURS!r}, or deploy(plan, order_transfers=True).",
         )
     if schedules and planner != OURS:

@@ -41,8 +41,8 @@ class PairSpeed:
 def pair_speed(tiny_s: float, large_s: float, tiny_bytes: int, large_bytes: int) -> PairSpeed:
     """Alpha and beta from the seconds of a tiny and of a large payload (section 3.2.1).
 
-    >>> pair_speed(0.001, 0.101, 0, 1_000_000)
-    PairSpeed(alpha_s=0.001, beta_s_per_byte=1e-07)
+    >>> pair_speed(0.5, 1.5, 0, 1000)
+    PairSpeed(alpha_s=0.5, beta_s_per_byte=0.001)
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> LinkLine:
     off by more.
 
     >>> fit_line([0, 1000], [0.5, 1.5])
-    Line(latency_s=0.5, bytes_per_s=1000.0)
+    LinkLine(latency_s=0.5, bytes_per_s=1000.0)
 
     Raises
     ------

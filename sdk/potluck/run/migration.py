@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 FETCH = "fetch"
 LOOK_S = 0.02  # between two looks at how far it is
 IN_STEP = 2  # steps behind: those that are under way anyway
-PATIENCE = 8  # steps in which a standby that does not come closer may try
+MAX_STALLED_STEPS = 8  # steps in which a standby that does not come closer may try
 # steps kept for a standby, and no more bytes than this part of what its agent holds for the worker:
 MOST_BEHIND = 224  # a device takes 256 executions at once, and training goes on beside
 ARENA_FRAC = 0.25
@@ -472,7 +472,7 @@ class PlanMigration:
             raise
         task.update(0.9, "catching up")
         fewest, since = self.n_behind, engine.step
-        while (behind := self.n_behind) > IN_STEP and engine.step - since < PATIENCE:
+        while (behind := self.n_behind) > IN_STEP and engine.step - since < MAX_STALLED_STEPS:
             self._look(task)
             if behind < fewest:
                 fewest, since = behind, engine.step

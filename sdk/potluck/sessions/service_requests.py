@@ -16,7 +16,7 @@ from potluck_wire.limits import ANSWER, ASK
 from potluck_wire.messages import Ask, AskEnded
 from potluck_wire.request_handler import is_route
 
-PATIENCE_S = 10.0  # after its time is over, in which a device says so itself
+ANSWER_GRACE_S = 10.0  # after its time is over, in which a device says so itself
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class ServiceRequests:
         """One more; returns what may go out now."""
         self._n_asked += 1
         number = self._n_asked
-        until_s = now_s + event.left_s + PATIENCE_S
+        until_s = now_s + event.left_s + ANSWER_GRACE_S
         self._open[event.device, number] = _Open(event, until_s, peer.expected)
         peer.expected.expect(_answer(number), event.expects)
         envelopes: list[Envelope] = [

@@ -141,7 +141,7 @@ def test_programs_that_begin_at_once_have_one_identity(tmp_path, round_):
 
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
 def test_a_program_that_was_stopped_is_named_and_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(keyring, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(keyring, "LOCK_TIMEOUT_S", 0.0)
     ring = Keyring(tmp_path)
     with alone(tmp_path / keyring.LOCK, 0.0):
         for act in (ring.identity, lambda: ring.remember(KnownDevice(name="phone", key=KEYS[0]))):

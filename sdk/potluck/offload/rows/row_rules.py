@@ -1,4 +1,4 @@
-"""The rules of locality: per operator, which rows of its inputs it needs.
+"""Access patterns as rules: per operator, which rows of its inputs it needs.
 
 A rule says None where it is global. Pure.
 """

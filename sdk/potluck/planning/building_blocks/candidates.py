@@ -101,7 +101,7 @@ def divisions(batch: int, max_parts: int) -> list[int]:
     """The sizes, largest first, of which at most `max_parts` micro-batches make up the batch.
 
     >>> divisions(12, 4), divisions(99999999, 32)
-    ([12, 6, 4, 3], [99999999, 33333333, 11111111, 9090909, 3030303])
+    ([12, 6, 4, 3], [99999999, 33333333, 11111111, 9090909])
     """
     return [batch // n for n in range(1, min(batch, max_parts) + 1) if batch % n == 0]
 

@@ -23,7 +23,8 @@ def round_s(steps: Sequence[PipelineStep], n_micro_batches: int) -> float:
     """Seconds of one training round, eq. (4): the step whose waiting, execution and all-reduce end
     last.
 
-    >>> round_s([Step(1, 2), Step(0.5, 0.5), Step(2, 4, 1)], 4)  # the first: 24 + 3 + 1
+    >>> steps = [PipelineStep(1, 2), PipelineStep(0.5, 0.5), PipelineStep(2, 4, 1)]
+    >>> round_s(steps, 4)  # the first: 24 + 3 + 1
     28.0
     """
     shifts = [0.0]  # sum over i < s of T_f[i] + T_b[i]

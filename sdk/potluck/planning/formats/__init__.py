@@ -1,5 +1,5 @@
-"""The peers' own formats: their planners get our problems from here, and their plans come back to
-be judged. Pure.
+"""Interchange formats: other planners get our problems in their own formats, and their plans come
+back to be evaluated. Pure.
 
 Text in, records out, and back. Their code stays where it is; what they leave open (which device
 takes which stage, in what shares) is filled in as it serves them best.

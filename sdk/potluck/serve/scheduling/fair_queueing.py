@@ -15,13 +15,13 @@ AT_ONCE = 2  # one is computed, one is on its way there or back
 class FairQueue(Generic[T]):
     """The batches for one device.
 
-    >>> turns = Turns[str](at_once=1)
-    >>> turns.offer("birds", "b1"), turns.offer("birds", "b2"), turns.offer("chat", "c1")
+    >>> queue = FairQueue[str](at_once=1)
+    >>> queue.offer("birds", "b1"), queue.offer("birds", "b2"), queue.offer("chat", "c1")
     (None, None, None)
-    >>> turns.next(), turns.next()
+    >>> queue.next(), queue.next()
     ('b1', None)
-    >>> turns.done("birds", 0.5)
-    >>> turns.next()
+    >>> queue.done("birds", 0.5)
+    >>> queue.next()
     'c1'
     """
 

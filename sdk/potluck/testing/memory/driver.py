@@ -59,7 +59,7 @@ class Driver:
             return self.thread
 
     def do(self, order: Callable[[], Any]) -> Any:
-        """Have something done between two happenings; returns its result."""
+        """Have something done between two events; returns its result."""
         done: Future[Any] = Future()
 
         def carry_out() -> None:

@@ -207,7 +207,7 @@ class MemoryLab(InMemory):
         seconds
             Of virtual time.
         order
-            What happens, between two other happenings.
+            What happens, between two other events.
         """
         self._do(lambda: self._clock.after(seconds, order, repeats=True))
 

@@ -62,7 +62,7 @@ class MemoryLink(SessionLink):
     # --- for any thread ---------------------------------------------------------------------------
 
     def do(self, order: Callable[[], Any]) -> Any:
-        """Have something done between two happenings; returns its result."""
+        """Have something done between two events; returns its result."""
         if threading.current_thread() is not self._thread:
             self._check()
         return self._driver.do(order)
