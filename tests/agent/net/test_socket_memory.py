@@ -44,10 +44,10 @@ class Served:
         dealer.connect(f"tcp://127.0.0.1:{self.port}")
         return dealer
 
-    def watch(self, retry_s: float = 0.0) -> list[int]:
+    def watch(self, timeout_s: float = 0.0) -> list[int]:
         """Kinds of events that the monitor has, and waited so long for the first."""
         seen = []
-        while self.monitor.poll(0 if seen else retry_s * 1000):
+        while self.monitor.poll(0 if seen else timeout_s * 1000):
             event = recv_monitor_message(self.monitor)
             self.inflow.watch(self.router, event)
             seen.append(int(event["event"]))

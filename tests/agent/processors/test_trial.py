@@ -118,8 +118,8 @@ def taken_over(tmp_path, monkeypatch, does, instead=""):
 def test_a_trial_that_ends_badly_is_an_answer(tmp_path, monkeypatch, way):
     does, instead, reason = BAD[way]
     taken_over(tmp_path, monkeypatch, does, instead)
-    retry_s = 2.0 if way == "hangs" else 60.0
-    answer = attempt(CUDA, retry_s)
+    timeout_s = 2.0 if way == "hangs" else 60.0
+    answer = attempt(CUDA, timeout_s)
     assert answer.reason.startswith(reason) or reason in answer.reason
     assert answer.reason.isprintable()
     assert bool(answer.flops_per_s) == (way == "works")

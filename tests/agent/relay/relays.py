@@ -52,14 +52,14 @@ class RunningRelay:
     def line_with(self, text: str) -> str:
         """The next line that it prints with this text."""
         assert self.process.stdout is not None
-        patience = threading.Timer(TIMEOUT_S, self.process.kill)
-        patience.start()
+        timeout = threading.Timer(TIMEOUT_S, self.process.kill)
+        timeout.start()
         try:
             for line in self.process.stdout:
                 if text in line:
                     return line
         finally:
-            patience.cancel()
+            timeout.cancel()
         raise AssertionError(f"the relay ended before it said {text!r}")
 
     def kill(self) -> None:
