@@ -12,7 +12,6 @@ from inspect import Parameter, signature
 from typing import Any
 
 from potluck.errors import ModelError, UserError
-from potluck_wire.graph import BATCH, Input, evaluate
 
 # of a model that has one
 USUAL_TARGETS = ("labels", "label", "label_ids", "target", "targets", "y")
@@ -274,67 +273,3 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
 
 def _listed(words: Iterable[str]) -> str:
     return ", ".join(words)
-
-
-def mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:
-    """What is wrong with the type or shape of a tensor, and what to do.
-
-    Parameters
-    ----------
-    port
-        What is expected there.
-    tensor
-        What is given.
-    sizes
-        The numbers of the symbols that are known.
-    **facts
-        Of the error.
-    """
-    words = [
-        _rows(sizes) if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes)
-        for size in port.shape
-    ]
-    expected = ", ".join(str(word) for word in words)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    next_step = ""
-    if len(tensor.shape) == len(port.shape) - 1:
-        next_step = "The first dimension is the batch: x[None] makes one row of x."
-    elif dtype != port.dtype:
-        next_step = f"Convert it: .to(torch.{port.dtype})."
-    text = f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
-    return ModelError(text, next_step=next_step, **facts)
-
-
-def _rows(sizes: Mapping[str, int]) -> str:
-    return f"{sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)}" if BATCH in sizes else "rows"
-
-
-def check_tensors(names: Sequence[str], tensors: Sequence[Any]) -> None:
-    """Refuse what is no dense tensor with values.
-
-    Parameters
-    ----------
-    names
-        Of the inputs and targets.
-    tensors
-        What is given for each.
-
-    Raises
-    ------
-    ModelError
-        Names the first that is something else.
-    """
-    for name, tensor in zip(names, tensors, strict=True):
-        if not hasattr(tensor, "detach"):
-            is_array = hasattr(tensor, "dtype")
-            raise ModelError(
-                f"{name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a "
-                "tensor is expected.",
-                next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
-            )
-        if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-            raise ModelError(
-                f"{name} {'has no values' if tensor.is_meta else 'is sparse'}; a dense "
-                "tensor with its values is expected.",
-                next_step="" if tensor.is_meta else "Call to_dense() on it.",
-            )

@@ -16,20 +16,19 @@ from potluck import records
 from potluck.display_hooks import Shown
 from potluck.errors import ModelError
 from potluck.graph.cautions import cautions, notes_of
-from potluck.graph.indices import check_indices, index_bounds
-from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
 from potluck.graph.torch.state_names import as_module, load, unused
 from potluck.optional_packages import needed
-from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
+from potluck_wire.graph import Graph, Parameter
 from potluck_wire.install_hints import install
 from potluck_wire.segment import dumps
 
-from .arguments import Arguments, check_tensors, dims_in_order, mismatch
-from .traced import SEQUENCE, Traced
+from .arguments import Arguments, dims_in_order
+from .input_checks import check_inputs
+from .traced import Traced
 
 if TYPE_CHECKING:
     import torch
@@ -723,50 +722,7 @@ class Model(Shown):
         ModelError
             A number, type, shape or index is another one than was expected.
         """
-        traced = self.laid_out(train).line.traced
-        labels = (
-            self.arguments.labels
-            if self.arguments.by_name
-            else [port.name for port in traced.given]
-        )
-        ports = [
-            replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)
-        ]
-        if len(tensors) != len(ports):
-            expected = ", ".join(port.name for port in ports)
-            wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
-            text = f"{wanted} expected ({expected}); got {len(tensors)}."
-            raise ModelError(text, next_step=self.arguments.about_reductions)
-        check_tensors([port.name for port in ports], tensors)
-        sizes: dict[str, int] = {}
-        for symbol in traced.graph.symbols:
-            shape = tuple(tensors[symbol.input].shape)
-            if symbol.dim >= len(shape):
-                raise mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
-            sizes[symbol.name] = shape[symbol.dim]
-        if sizes.get(SEQUENCE, traced.lengths[0]) not in traced.lengths:
-            raise ModelError(
-                f"a sequence of {sizes[SEQUENCE]} is given; the model takes {traced.lengths[0]} to "
-                f"{traced.lengths[-1]}, as its own tables do.",
-                next_step="Cut it, or give it in parts.",
-            )
-        for port, tensor in zip(ports, tensors, strict=True):
-            expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
-                raise mismatch(
-                    port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape)
-                )
-        if traced.squeezes_rows and sizes[BATCH] == 1 and not train:
-            raise ModelError(
-                "one row is given, and of one row its squeeze() drops the dimension of the rows, "
-                "which devices keep.",
-                next_step="Name the dimension that is meant in the module, as in squeeze(-1); or "
-                "give two rows or more.",
-            )
-        check_indices(index_bounds(traced), [port.name for port in ports], tensors)
-        check_values(traced, sizes)
-        return sizes[BATCH]
+        return check_inputs(self.laid_out(train).line.traced, self.arguments, tensors, train)
 
     def answer(self, outputs: "Sequence[torch.Tensor]") -> Any:
         """All outputs, in order, in the structure in which the module returns them.
