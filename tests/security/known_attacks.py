@@ -43,7 +43,7 @@ ATTACKS: dict[str, Row] = {
         "refused in graphs, subgraphs, attributes, sparse tensors and functions",
         tests_of(
             "security/test_attacks:test_a6_files_beside_an_onnx_model_are_refused_in_every_place",
-            "sdk/graph/test_onnx_files:test_the_device_refuses",
+            "sdk/graph/onnx/test_onnx_files:test_the_device_refuses",
         ),
     ),
     "A7": Row(

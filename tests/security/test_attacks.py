@@ -147,7 +147,7 @@ def test_a5_no_loader_of_programs_is_named():
 
 def test_a6_files_beside_an_onnx_model_are_refused_in_every_place():
     pytest.importorskip("onnx")
-    from tests.sdk.graph.test_onnx_files import ANOTHER, ATTACKS
+    from tests.sdk.graph.onnx.test_onnx_files import ANOTHER, ATTACKS
 
     from potluck_agent.worker.onnx.validator import validate
 
@@ -173,7 +173,7 @@ except SegmentError as error:
 
 def test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in():
     pytest.importorskip("onnx")
-    from tests.sdk.graph.test_onnx_files import external, with_initializer
+    from tests.sdk.graph.onnx.test_onnx_files import external, with_initializer
 
     text = with_initializer(external("w", "etc/passwd")).SerializeToString().hex()
     done = subprocess.run(

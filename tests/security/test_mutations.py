@@ -338,7 +338,7 @@ guard(
     WORKER + "onnx/validator.py",
     "if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:",
     "if False:",
-    "tests/sdk/graph/test_onnx_files.py",
+    "tests/sdk/graph/onnx/test_onnx_files.py",
 )
 guard(
     "no file is written",

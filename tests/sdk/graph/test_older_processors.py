@@ -27,9 +27,9 @@ COMPARING = {
 ELSEWHERE = {
     "one device": ("tests/agent/worker/test_interpreter.py", "tests/agent/worker/test_process.py"),
     "shared by devices": (
-        "tests/sdk/offload/test_receptive_fields.py",
-        "tests/sdk/offload/test_split.py",
-        "tests/sdk/offload/test_lowering.py",
+        "tests/sdk/offload/rows/test_receptive_fields.py",
+        "tests/sdk/offload/plan/test_split.py",
+        "tests/sdk/offload/plan/test_lowering.py",
     ),
     "answered by devices": (
         "tests/sdk/run/test_inference.py",

@@ -10,14 +10,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.sdk.graph.test_equality import chain_step, loaded
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, cross_entropy, kl_div, mse_loss, nll_loss
 
 from potluck.errors import ModelError
 from potluck.graph import Model
 from potluck.graph.loss.dependence_rules import RULES
-
-from .test_equality import chain_step, loaded
 
 ROWS = 6
 

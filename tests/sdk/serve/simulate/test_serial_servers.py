@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from tests.sdk.serve.serving import server, service, stream_service
-from tests.sdk.serve.test_simulation import scenario
+from tests.sdk.serve.simulate.test_simulation import scenario
 
 from potluck.serve.baselines.schemes import OURS, SCHEMES
 from potluck.serve.scheduling.records import Latency, Request

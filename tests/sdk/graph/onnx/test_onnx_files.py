@@ -12,14 +12,13 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from tests.sdk.graph.onnx_files import saved, small  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
 from potluck_agent.worker.arrays import torch_arrays  # noqa: E402
 from potluck_agent.worker.onnx.segment import OnnxSegment  # noqa: E402
 from potluck_agent.worker.onnx.validator import validate  # noqa: E402
 from potluck_wire.graph import SegmentError  # noqa: E402
-
-from .onnx_files import saved, small  # noqa: E402
 
 
 def external(name: str, location: str) -> "onnx.TensorProto":

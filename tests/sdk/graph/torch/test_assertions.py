@@ -7,7 +7,7 @@ from potluck.graph import Model
 
 torch = pytest.importorskip("torch")
 
-from .asserting_modules import Asserting, AssertingTruth, Branching, Computing  # noqa: E402 - of torch
+from tests.sdk.graph.asserting_modules import Asserting, AssertingTruth, Branching, Computing  # noqa: E402 - of torch
 
 
 @pytest.mark.parametrize("net", [Asserting(), AssertingTruth()])

@@ -6,13 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.sdk.graph.test_equality import loaded
 from torch import nn
 
 from potluck.graph import Model
 from potluck.records import Plan, Stage
 from potluck.schedule.stage_graph import wire
-
-from .test_equality import loaded
 
 
 class Woven(nn.Module):

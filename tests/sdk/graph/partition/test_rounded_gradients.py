@@ -9,6 +9,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.sdk.graph.models import CASES
+from tests.sdk.graph.partition.test_branched_equality import Woven
+from tests.sdk.graph.test_equality import chain_step, loaded
 from tests.sdk.run.conftest import make_plan
 from torch import nn
 
@@ -16,10 +19,6 @@ from potluck import SGD
 from potluck.graph import Model
 from potluck.testing.memory import memory_home
 from potluck_wire.graph import node_refs
-
-from .models import CASES
-from .test_branched_equality import Woven
-from .test_equality import chain_step, loaded
 
 LEAST = 1e-30
 

@@ -11,15 +11,15 @@ import torch
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from tests.sdk.graph.families import FAMILIES, family
+from tests.sdk.graph.models import CASES
+from tests.sdk.graph.small_modules import LINES, Net
+from tests.sdk.graph.test_small_modules import REFUSED
+
 from potluck.errors import ModelError
 from potluck.graph import Model
 from potluck_agent.worker.arrays import numpy_arrays, torch_arrays
 from potluck_agent.worker.loading import Loader
-
-from .families import FAMILIES, family
-from .models import CASES
-from .small_modules import LINES, Net
-from .test_small_modules import REFUSED
 
 WITH_TORCH = Loader({"torch": "", "onnxruntime": ""}, torch_arrays)
 WITHOUT = Loader({"onnxruntime": ""}, numpy_arrays)

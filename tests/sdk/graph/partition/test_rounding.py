@@ -8,6 +8,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.sdk.graph.families import FAMILIES, family
+from tests.sdk.graph.models import CASES
+from tests.sdk.graph.partition.test_branched_equality import Woven
+from tests.sdk.graph.test_equality import chain_step, loaded
 from torch import nn
 
 from potluck import SGD
@@ -15,11 +19,6 @@ from potluck.errors import ModelError
 from potluck.graph import Model
 from potluck.records import Plan, Stage, Training
 from potluck.testing.memory import memory_home
-
-from .families import FAMILIES, family
-from .models import CASES
-from .test_branched_equality import Woven
-from .test_equality import chain_step, loaded
 
 ANSWERS = ("bfloat16", "float16", "int8")
 # of the largest answer: a rounding at each boundary of a few
@@ -257,7 +256,7 @@ def test_plans_count_the_smaller_transfers():
 @pytest.mark.parametrize("code", ["float16", "int8"])
 def test_devices_with_onnx_round_alike(code):
     pytest.importorskip("onnxruntime")
-    from .test_onnx_export import through
+    from tests.sdk.graph.onnx.test_onnx_export import through
 
     net, x = CASES["cnn"].make().eval(), CASES["cnn"].inputs(5)
     made = Model.from_torch(net, x).rounded(code)

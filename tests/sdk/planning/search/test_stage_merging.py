@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from tests.sdk.planning.homes import WORKLOADS, later, random_branches, random_home
 
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
@@ -17,8 +18,6 @@ from potluck.planning.search.stage_merging import joined
 from potluck.records import Inference, Plan, Stage, Training
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
-
-from .homes import WORKLOADS, later, random_branches, random_home
 
 ROUNDING = 1 + 1e-9
 

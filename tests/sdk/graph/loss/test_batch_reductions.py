@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
+from tests.sdk.graph.test_equality import ADAMW, chain_step, loaded
 from torch import nn
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -21,8 +22,6 @@ from torch.nn.functional import (
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-
-from .test_equality import ADAMW, chain_step, loaded
 
 ROWS, CLASSES = 8, 5
 WEIGHT = torch.tensor([1.0, 0.2, 3.0, 0.0, 2.0], dtype=torch.float64)

@@ -5,13 +5,7 @@ import random
 
 import pytest
 import torch
-from torch import nn
-
-import potluck
-from potluck.errors import ModelError
-from potluck.graph import Model
-
-from .divisible_modules import (
+from tests.sdk.graph.divisible_modules import (
     KINDS,
     Gpt,
     Language,
@@ -20,6 +14,11 @@ from .divisible_modules import (
     mlp,
     word_loss,
 )
+from torch import nn
+
+import potluck
+from potluck.errors import ModelError
+from potluck.graph import Model
 
 TOLERANCE_FRAC = 1e-5  # of the largest number: sums in another order, in float32
 

@@ -20,6 +20,8 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from tests.sdk.graph.models import CASES  # noqa: E402
+from tests.sdk.graph.onnx_files import saved, small  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
 from potluck.graph.onnx.operator_table import TABLE  # noqa: E402
@@ -27,9 +29,6 @@ from potluck_agent.worker.arrays import torch_arrays  # noqa: E402
 from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 from potluck_agent.worker.onnx.segment import OnnxSegment  # noqa: E402
 from potluck_wire.graph import SegmentError  # noqa: E402
-
-from .models import CASES  # noqa: E402
-from .onnx_files import saved, small  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=CASES)

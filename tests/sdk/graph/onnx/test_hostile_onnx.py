@@ -16,12 +16,11 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from tests.sdk.graph.onnx_files import saved  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
 from potluck.graph.onnx import trace as tracing  # noqa: E402
 from potluck.graph.onnx import trial_run  # noqa: E402
-
-from .onnx_files import saved  # noqa: E402
 
 node = helper.make_node
 
