@@ -17,12 +17,12 @@ PROCESSORS = {
 COMPARING = {
     "a graph": (
         "test_equality",
-        "test_branched_equality",
+        "partition/test_branched_equality",
         "test_model",
         "test_odd_models",
-        "test_batch_reductions",
+        "loss/test_batch_reductions",
     ),
-    "rows of a graph": ("test_means", "test_efficientnet"),
+    "rows of a graph": ("loss/test_means", "test_efficientnet"),
 }
 ELSEWHERE = {
     "one device": ("tests/agent/worker/test_interpreter.py", "tests/agent/worker/test_process.py"),
