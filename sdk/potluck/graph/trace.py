@@ -2,7 +2,7 @@
 inside for training.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -152,6 +152,7 @@ def _trace(
 ) -> Traced:
     """As `trace`; with `lines`, what is refused names the user's own line."""
     tensors = [*inputs, *targets]
+    _check_travels(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
     module = (
         ModuleAlone(net, keywords)
         if loss is None
@@ -268,7 +269,9 @@ def _converted(
     """What became of each value of the program, and what it returns; ModelError with all of it that
     no device runs.
     """
-    converter = Converter(len(holders.all), symbols, holders.buffer_places, train=train)
+    converter = Converter(
+        len(holders.all), symbols, holders.parameter_places, holders.buffer_places, train=train
+    )
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
     if converter.refused:
@@ -419,6 +422,15 @@ def _reductions(
         raise _failed(error) from error
 
 
+def _check_travels(dtypes: Iterable[str]) -> None:
+    odd = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
+    if odd:
+        raise ModelError(
+            f"an input, weight or buffer of it is {odd[0]}, which does not travel.",
+            next_step="Keep torch.view_as_real of it, and torch.view_as_complex inside.",
+        )
+
+
 def _ports(
     holders: Holders,
     names: list[str],
@@ -433,12 +445,7 @@ def _ports(
         name, tensor = state[holder]
         return {"name": name, "dtype": types[at[holder]].dtype, "shape": tuple(tensor.shape)}
 
-    odd = [k.dtype for k in types[: len(holders.all)] if k.dtype not in DTYPE_BYTES]
-    if odd:
-        raise ModelError(
-            f"an input, weight or buffer of it is {odd[0]}, which does not travel.",
-            next_step="Keep torch.view_as_real of it, and torch.view_as_complex inside.",
-        )
+    _check_travels(k.dtype for k in types[: len(holders.all)])
 
     def trainable(tensor: torch.Tensor) -> bool:
         return bool(tensor.requires_grad) and tensor.is_floating_point()

@@ -2,6 +2,8 @@
 instead.
 """
 
+from types import BuiltinFunctionType
+
 import pytest
 
 from potluck import Model
@@ -38,16 +40,15 @@ def test_a_norm_that_averages_over_all_batches_is_named(norm):
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda o, t: (o - t).pow(2).sum() / len(t),
-        lambda o, t: (o - t).pow(2).sum() * (0.5 / len(o)),
+        lambda o, t: (o - t).pow(2).sum() / int(t.shape[0]),
         lambda o, t: (o - t).pow(2).sum() / float(len(t)),
         lambda o, t: (o - t).pow(2).sum() / torch.tensor(len(t)),
+        lambda o, t: sum((o[i] - t[i]).pow(2).sum() for i in range(len(t))) / len(t),
+        lambda o, t: (o - t).pow(2).mean() * (1 if len(t) > 3 else 2),
     ],
 )
-def test_a_loss_that_divides_by_len_is_told_of_shape(loss):
-    with pytest.raises(
-        ModelError, match=r"x\.shape\[0\] for the number of rows: len\(x\) is a plain number"
-    ):
+def test_a_loss_that_fixes_the_number_of_rows_is_told_what_follows_it(loss):
+    with pytest.raises(ModelError, match=r"x\.shape\[0\] and len\(x\) follow the batch"):
         made(nn.Linear(8, 4), loss, NUMBERS)
 
 
@@ -57,10 +58,18 @@ def test_a_loss_that_divides_by_len_is_told_of_shape(loss):
         lambda o, t: (o - t).pow(2).sum() / t.shape[0],
         lambda o, t: (o - t).pow(2).sum() / (o.size(0) * 2),
         lambda o, t: (o - t).pow(2).sum() / t.numel(),
+        lambda o, t: (o - t).pow(2).sum() / len(t),
+        lambda o, t: (o - t).pow(2).view(len(o), -1).sum(1).mean(),
     ],
 )
-def test_a_loss_that_divides_by_shape_is_taken(loss):
+def test_a_loss_that_divides_by_shape_or_length_is_taken(loss):
     assert made(nn.Linear(8, 4), loss, NUMBERS).trains
+
+
+def test_the_length_of_a_tensor_is_python_s_again_afterwards():
+    with pytest.raises(ModelError):
+        made(nn.Linear(8, 4), lambda o, t: (o - t).pow(2).sum() / float(len(t)), NUMBERS)
+    assert isinstance(len, BuiltinFunctionType)
 
 
 def test_a_fraction_of_the_number_of_rows_is_told_how_to_be_written():
@@ -140,3 +149,61 @@ def test_a_gradient_that_counts_over_the_batch_is_refused():
     net = nn.Sequential(nn.Embedding(10, 8, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 4))
     with pytest.raises(ModelError, match="scale_grad_by_freq"):
         Model.from_torch(net, CLASSES[:, None], loss=F.cross_entropy, example_targets=CLASSES)
+
+
+class Odd(nn.Module):
+    """Two layers, and whatever is done between them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(8, 8), nn.Linear(8, 4), between
+        self.table, self.cell = nn.Embedding(9, 8, max_norm=1.0), nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return self.last(self.between(self, x))
+
+
+def clamped(net, x):
+    with torch.no_grad():
+        net.first.weight.clamp_(-1, 1)
+    return net.first(x)
+
+
+ODD = {
+    "a weight in place": (clamped, X, r"a weight, which only the optimizer changes.*parametrize"),
+    "max_norm": (lambda net, x: net.table(x), CLASSES, "Leave max_norm out"),
+    "a complex factor": (
+        lambda net, x: (net.first(x) * (1 + 1j)).real,
+        X,
+        r"type complex.*in Odd\.forward.*torch\.complex\(real, imaginary\)",
+    ),
+    "complex inputs": (
+        lambda net, x: net.first(x.abs()),
+        X + 1j,
+        r"complex64, which does not travel.*view_as_real",
+    ),
+    "batch second": (
+        lambda net, x: net.cell(x[:, None].expand(-1, 3, -1))[0].mean(1),
+        X,
+        "batch_first=True",
+    ),
+}
+
+
+@pytest.mark.parametrize(("between", "x", "says"), ODD.values(), ids=ODD)
+def test_what_is_refused_does_not_send_in_a_circle(between, x, says):
+    with pytest.raises(ModelError, match=says):
+        Model.from_torch(Odd(between), x)
+
+
+def test_a_decoder_that_has_labels_alone_is_told_what_answers_need():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(
+        vocab_size=9, decoder_start_token_id=0, use_cache=False, dropout_rate=0.0, **sizes
+    )
+    ids = torch.randint(3, 9, (4, 5))
+    net, batch = transformers.T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
+    with pytest.raises(ModelError, match=r"without its targets\?.*decoder_input_ids"):
+        Model.from_torch(net, batch, loss="loss")
+    assert Model.from_torch(net, {**batch, "decoder_input_ids": ids}, loss="loss").trains

@@ -39,7 +39,7 @@ class Towers(torch.nn.Module):
 def clip_loss(answer, kind):
     left, right = (torch.nn.functional.normalize(part, dim=-1) for part in answer)
     logits = left @ right.T * 5.0
-    own = torch.arange(logits.shape[0], device=logits.device)
+    own = torch.arange(len(logits), device=logits.device)  # as transformers does
     both = torch.nn.functional.cross_entropy(logits, own)
     return (both + torch.nn.functional.cross_entropy(logits.T, own)) / 2
 

@@ -39,6 +39,7 @@ _RENAMED = {
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
 }
+_RENORM = "aten.embedding_renorm.default"
 _TO_THE_END = 2**63 - 1  # where a slice ends that says no end
 _COUNTER = "num_batches_tracked"  # of a batch norm, which it counts up
 _COPIES = frozenset(
@@ -75,10 +76,17 @@ class Converter:
     """
 
     def __init__(
-        self, first: int, symbols: Mapping[str, str], buffers: range, *, train: bool = True
+        self,
+        first: int,
+        symbols: Mapping[str, str],
+        parameters: range,
+        buffers: range,
+        *,
+        train: bool = True,
     ) -> None:
         self.first = first
         self.symbols = symbols
+        self.parameters = parameters
         self.buffers = buffers
         self.train = train
         self.nodes: list[Node] = []
@@ -88,6 +96,7 @@ class Converter:
         self.values: dict[torch.fx.Node, Any] = {}
         self.updated: set[int] = set()  # buffers that nodes change
         self.masks: list[Mask] = []
+        self._where = ""
         self.refused: list[ModelError] = []
         self.unsent: dict[int, ModelError] = {}  # by value: refused where an output needs it
 
@@ -103,6 +112,7 @@ class Converter:
 
     def _call_or_note(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
         """Convert a node; what refuses it is kept, so that all refusals are told at once."""
+        self._where = where(node)
         try:
             self._call(node, owner)
         except ModelError as error:
@@ -285,18 +295,31 @@ class Converter:
         viewed = (_is_view(user) for user in source.users if user < node)  # type: ignore[union-attr]
         aliased = source.op == "placeholder" or _is_view(source) or any(viewed)  # type: ignore[union-attr]
         if functional not in OPERATORS or aliased:
-            of_buffer = isinstance(target, Ref) and target.value in self.buffers
             raise ModelError(
                 f"the operator {name} changes a tensor in place that others may see{where(node)}.",
-                next_step="It is a buffer, which devices keep as it is: compute it outside the "
-                "model, and pass it as an input or a target; or leave it out, as eval() of the "
-                "module does where it is for training alone."
-                if of_buffer
-                else f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
+                next_step=self._instead(node, functional),
                 operator=name,
             )
         made = self._drawn_or_added(functional, args, kwargs, node.meta["val"])
         self.values[node] = self.values[source] = made  # type: ignore[index]
+
+    def _instead(self, node: torch.fx.Node, functional: str) -> str:
+        """What to write where a change in place is refused."""
+        target = self._argument(node.args[0])
+        if functional == _RENORM:
+            return "Leave max_norm out, and scale what is looked up."
+        if isinstance(target, Ref) and target.value in self.buffers:
+            return (
+                "It is a buffer, which devices keep as it is: compute it outside the model, and "
+                "pass it as an input or a target; or leave it out, as eval() of the module does "
+                "where it is for training alone."
+            )
+        if isinstance(target, Ref) and target.value in self.parameters:
+            return (
+                "It is a weight, which only the optimizer changes: change it between two fits, or "
+                "give the layer what is made of it (torch.nn.utils.parametrize)."
+            )
+        return f"Use the form that returns a new tensor ({functional.split('.')[1]})."
 
     def _argument(self, value: Any) -> Any:
         """A torch argument as one of ours."""
@@ -314,7 +337,12 @@ class Converter:
             return self._size(value)
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
             return None
-        raise ModelError(f"an argument of type {type(value).__name__} cannot be sent to a device.")
+        raise ModelError(
+            f"an argument of type {type(value).__name__} cannot be sent to a device{self._where}.",
+            next_step="Make a complex number of two tensors: torch.complex(real, imaginary)."
+            if isinstance(value, complex)
+            else "",
+        )
 
     def _size(self, value: Any) -> Argument:
         if not isinstance(value, int | torch.SymInt):

@@ -2,6 +2,7 @@
 way.
 """
 
+import builtins
 import io
 import logging
 import re
@@ -27,13 +28,17 @@ from potluck.graph.torch.source_lines import noted
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
 
-TRY = "Does net(example) run? The first dimension of every example is the batch."
+TRY = (
+    "Does net(example) run, and without its targets? (A decoder answers by decoder_input_ids "
+    "beside labels.) The first dimension of every example is the batch."
+)
 # a recurrent layer writes its weights into a list of its own, which is nobody's business
 _OWN_WEIGHTS = (
     r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
 )
 # a CNN of 8 layers: 123 ms without what is kept, 167 with it; 40 layers of two kinds: 308 and 218
 FEW_MODULES = 16
+_PLAIN_LEN = builtins.len
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
@@ -92,6 +97,7 @@ def _exported(
         autocasting(autocast),
         _kept(module),
         _unchecked(),
+        _counted(),
         nullcontext() if functions is None else written_out(functions),
     ):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
@@ -119,6 +125,21 @@ def _unchecked() -> Iterator[None]:
         yield
     finally:
         Distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """len(x) of a tensor is x.shape[0], which follows the batch: Python's own is a plain number."""
+
+    def length(value: Any, /) -> Any:
+        counts = isinstance(value, torch.Tensor) and value.ndim
+        return value.shape[0] if counts else _PLAIN_LEN(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = _PLAIN_LEN
 
 
 def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any], ...]:
@@ -202,8 +223,9 @@ def _about_sizes(text: str, where: str, again: Callable[[], object]) -> ModelErr
         return ModelError(
             f"it works only for one size of batch (or sequence), or for some: {what}"
             f"{where or where_called(calling)}.",
-            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
-            "the example. In views and reshapes, -1 does, too.",
+            next_step="x.shape[0] and len(x) follow the batch, but int() or float() of them, an "
+            "`if` on them, and a loop over the rows fix it. In views and reshapes, write -1. (A "
+            "recurrent layer takes the batch first by batch_first=True.)",
         )
     return None
 

@@ -30,6 +30,10 @@ class Holders:
         return [*self.inputs, *self.parameters, *self.buffers]
 
     @property
+    def parameter_places(self) -> range:
+        return range(len(self.inputs), len(self.inputs) + len(self.parameters))
+
+    @property
     def buffer_places(self) -> range:
         return range(len(self.inputs) + len(self.parameters), len(self.all))
 
