@@ -156,7 +156,8 @@ class Odd(nn.Module):
 
     def __init__(self, between):
         super().__init__()
-        self.first, self.last, self.between = nn.Linear(8, 8), nn.Linear(8, 4), between
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.between = between
         self.table, self.cell = nn.Embedding(9, 8, max_norm=1.0), nn.LSTM(8, 8)
 
     def forward(self, x):
