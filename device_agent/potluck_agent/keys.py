@@ -15,6 +15,7 @@ from typing import Any
 
 from potluck_agent.errors import AgentError
 from potluck_wire.file_lock import alone
+from potluck_wire.file_reading import read_file
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
@@ -181,8 +182,15 @@ def _write_peers(state: Path, peers: tuple[TrustedPeer, ...]) -> tuple[TrustedPe
     return peers
 
 
-def read_private(path: Path) -> Any:
+def read_private(path: Path, most_bytes: int = MAX_FILE_BYTES) -> Any:
     """What `write_private` wrote there.
+
+    Parameters
+    ----------
+    path
+        The file; it must be this user's own.
+    most_bytes
+        It may have.
 
     Raises
     ------
@@ -193,11 +201,8 @@ def read_private(path: Path) -> Any:
     from potluck_wire.errors import WireError
 
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise AgentError(f"cannot read {path}: it is no file.")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        return parse(data, "the file", lambda document: document, MAX_FILE_BYTES)
+        data = read_file(path, most_bytes, is_own=True)
+        return parse(data, "the file", lambda document: document, most_bytes)
     except OSError as error:
         raise AgentError(f"cannot read {path}: {error.strerror}.") from error
     except WireError as error:

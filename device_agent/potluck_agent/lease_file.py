@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import read_private, write_private
+from potluck_agent.keys import MAX_PEERS, read_private, write_private
 from potluck_wire.documents import dump
-from potluck_wire.limits import is_identifier, is_key
+from potluck_wire.limits import MAX_LEASES, MAX_STR_BYTES, is_identifier, is_key
 
 FILE = "leases.json"  # in the agent's state directory
+# JSON writes a byte of text with up to six
+MAX_FILE_BYTES = MAX_PEERS * MAX_LEASES * (6 * MAX_STR_BYTES + 1024)
 _NUMBERS = ("term", "accepted_term", "accepted_serial")
 
 
@@ -35,7 +37,7 @@ def kept(state: Path) -> str:
     path = state / FILE
     if not path.exists():
         return ""
-    rows = read_private(path)
+    rows = read_private(path, MAX_FILE_BYTES)
     if not is_sound(rows):
         raise AgentError(f"{path} is corrupt. Delete it once no coordinator trains any more.")
     return dump(rows).decode()

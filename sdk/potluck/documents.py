@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from potluck.errors import FileError
+from potluck_wire.file_reading import read_file
 
 if sys.version_info >= (3, 11):
     import tomllib as tomllib
@@ -74,12 +75,9 @@ def read_json_file(path: Path, *, most_bytes: int, most_values: int) -> Any:
         It cannot be read, is larger, or as for `read_json`.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(most_bytes + 1)
+        text = read_file(path, most_bytes)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
-    if len(text) > most_bytes:
-        _refuse(str(path), "JSON", f"more than {most_bytes} bytes")
     return read_json(text, str(path), most_values=most_values)
 
 

@@ -3,8 +3,8 @@ is kept on disk before it is said. Pure.
 
 A device is one acceptor of Paxos (Lamport, "Paxos made simple", 2001) with a lease on top: while
 the holder's time runs, nobody else is promised a newer term. A notebook has so many leases at most,
-and for a new one its own oldest that is over is forgotten: never another's, and never one that is
-held.
+and for a new one its own oldest that is over is forgotten, and never one that is held. Another's is
+only where there are more than all trusted notebooks may have: some of these are trusted no more.
 """
 
 import json
@@ -14,6 +14,8 @@ from typing import Any
 
 from potluck_wire.limits import MAX_INT, MAX_LEASE_S, MAX_LEASES, is_identifier
 from potluck_wire.messages import Lease, Leased
+
+MAX_KEPT = 64 * MAX_LEASES  # of all notebooks that a device may trust at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,15 @@ class LeaseTable:
         What `rows` gave before the agent was started again, as JSON; empty: nothing was promised.
     max_leases
         Leases whose newest term is one notebook's.
+    max_kept
+        Leases of all.
     """
 
-    def __init__(self, document: str = "", *, max_leases: int = MAX_LEASES) -> None:
+    def __init__(
+        self, document: str = "", *, max_leases: int = MAX_LEASES, max_kept: int = MAX_KEPT
+    ) -> None:
         self._max_leases = max_leases
+        self._max_kept = max_kept
         rows = json.loads(document) if document else []
         # by name; replaced as a whole, never changed
         self._kept: Mapping[str, Kept] = {row["name"]: Kept(**row) for row in rows}
@@ -156,8 +163,10 @@ class LeaseTable:
         """Whether there is room for it; the one that was granted last stands last."""
         rest = {name: each for name, each in self._kept.items() if name != kept.name}
         own = [name for name, each in rest.items() if each.key == kept.key]
-        if len(own) >= self._max_leases:
-            oldest = next((name for name in own if self._left_s(name, now_s) <= 0.0), None)
+        has_many = len(own) >= self._max_leases
+        if has_many or len(rest) >= self._max_kept:
+            among = own if has_many else list(rest)
+            oldest = next((name for name in among if self._left_s(name, now_s) <= 0.0), None)
             if oldest is None:
                 return False
             del rest[oldest]

@@ -2,6 +2,7 @@
 sends much keeps nobody else from being heard.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -12,6 +13,9 @@ from potluck_wire.messages import Channel
 
 # of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
 BYTES_AT_ONCE = 512 * 1024
+# no message begins later than so long into a round: a lease has to be on the disk first, which
+# takes 10 ms here and 100 ms on an old card
+ROUND_S = 0.02
 # messages of one socket in one round
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
 
@@ -31,10 +35,12 @@ class FairReceiver:
         sources: Sources,
         inflow: SocketMemory,
         take: Callable[[Channel, bytes, list[Any]], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources = sources
         self._inflow = inflow
         self._take = take
+        self._now_s = now_s
         self.begin()
 
     def begin(self) -> None:
@@ -52,7 +58,7 @@ class FairReceiver:
             The sockets of the moment: what is read may have them replaced, which ends the round.
         """
         router, reader = routers[channel], self._readers[channel]
-        n_bytes = 0
+        n_bytes, until_s = 0, self._now_s() + ROUND_S
         for _ in range(AT_ONCE[channel]):
             was_skipping = reader.skipping
             route, *frames = receive(router, reader) or [None]
@@ -65,6 +71,8 @@ class FairReceiver:
             if was_skipping or reader.skipping:
                 return
             reopened = routers.get(channel) is not router
-            is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
+            is_enough = channel is Channel.CONTROL and (
+                n_bytes > BYTES_AT_ONCE or self._now_s() >= until_s
+            )
             if reopened or not self._sources.has_message(router) or is_enough:
                 return

@@ -13,8 +13,10 @@ from potluck.coordinator.endpoint import ANSWER_S, Endpoint
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError
 from potluck.sessions.connections import Keys
+from potluck_wire.file_reading import read_file
 
 FILE = "coordinators.json"  # beside the keys: where the latest job may be asked for
+MAX_BYTES = 64 * 1024  # of that file
 FIND_S = 30.0  # a lease, the steps since the last state, and a device that is slow to begin
 PAUSE_S = 0.5
 
@@ -131,7 +133,7 @@ def kept_seats(state: Path) -> tuple[Seat, ...]:
     """
     path = state / FILE
     try:
-        return read_seats(read_json(path.read_bytes(), str(path)))
+        return read_seats(read_json(read_file(path, MAX_BYTES, is_own=True), str(path)))
     except (OSError, FileError, ValueError):
         return ()
 

@@ -9,18 +9,21 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.job import OWN_FILES
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.sessions.connections import Keys
+from potluck_wire.file_reading import read_file
 
 FOLDER = "coordinator"
 WHERE, LOG, LOCK = OWN_FILES
 START_S = 60.0  # torch alone may take seconds on a slow disk
 FIND_S = 2.0
 LOG_BYTES = 2000  # of it, in an error
+MAX_BYTES = 64 * 1024  # of where it listens
 
 
 def folder_of(state: Path) -> Path:
@@ -64,7 +67,7 @@ def claimed(state: Path, error: HomeError) -> HomeError:
     """
     path = folder_of(state) / WHERE
     with suppress(OSError, FileError):
-        holder, document = error.facts.get("holder"), read_json(path.read_bytes(), str(path))
+        holder, document = error.facts.get("holder"), _told(path)
         if holder and isinstance(document, dict) and document.get("pid") == holder:
             return HomeError(
                 "the coordinator on this computer has this home: it trains what was handed over.",
@@ -74,6 +77,11 @@ def claimed(state: Path, error: HomeError) -> HomeError:
                 is_coordinator=True,
             )
     return error
+
+
+def _told(path: Path) -> Any:
+    """What a coordinator of this user says of itself."""
+    return read_json(read_file(path, MAX_BYTES, is_own=True), str(path))
 
 
 def find(state: Path, keys: Keys) -> Endpoint | None:
@@ -88,7 +96,7 @@ def find(state: Path, keys: Keys) -> Endpoint | None:
     """
     path = folder_of(state) / WHERE
     try:
-        document = read_json(path.read_bytes(), str(path))
+        document = _told(path)
     except (OSError, FileError):
         return None
     match document:

@@ -9,9 +9,11 @@ from potluck import units
 from potluck.coordinator.job import MODEL, START
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, UserError
+from potluck_wire.file_reading import read_file
 
 FILE = "handed-over.json"  # beside the keys: job to bytes, the latest last
 MAX_KNOWN = 1000
+MAX_BYTES = 2**20  # of the file
 # Weights, at most three more of each that an optimizer keeps, and an average; in twice their width.
 COPIES = 10
 BESIDE_BYTES = 64 << 20  # names, plan, and what a loader says of itself
@@ -104,7 +106,7 @@ def check_size(job: str, nbytes: int, max_bytes: int | None, into: Path) -> None
 def _known(state: Path) -> dict[str, int]:
     path = state / FILE
     try:
-        document = read_json(path.read_bytes(), str(path))
+        document = read_json(read_file(path, MAX_BYTES, is_own=True), str(path))
     except (OSError, FileError):
         return {}
     if not isinstance(document, dict):

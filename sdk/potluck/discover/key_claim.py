@@ -24,7 +24,7 @@ class KeyClaim:
     `give_way()` is asked when another home of this program wants it: whether it is free by now.
     """
 
-    def __init__(self, path: Path, file: IO[str] | None) -> None:
+    def __init__(self, path: Path, file: IO[bytes] | None) -> None:
         self._path, self._file = path, file
         self.give_way: Callable[[], bool] = lambda: False
         _held[path] = self
@@ -73,18 +73,18 @@ def holder_of(folder: Path, name: str = LOCK) -> int | None:
     try:
         import fcntl
 
-        with path.open("r") as file:
+        # a pipe of that name would be waited for
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = file.read().strip()
-                return int(holder) if holder.isdecimal() else 0
+                return _holder(file)
     except (ImportError, OSError):
         return None
     return None
 
 
-def _locked(path: Path, otherwise: str) -> IO[str] | None:
+def _locked(path: Path, otherwise: str) -> IO[bytes] | None:
     """The open file that holds the lock, with our number in it."""
     try:
         import fcntl
@@ -92,7 +92,7 @@ def _locked(path: Path, otherwise: str) -> IO[str] | None:
         return None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = path.open("ab+")
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
     try:
@@ -100,12 +100,18 @@ def _locked(path: Path, otherwise: str) -> IO[str] | None:
     except OSError as error:
         with file:
             file.seek(0)
-            holder = file.read().strip()
-        raise _taken(int(holder) if holder.isdecimal() else 0, otherwise) from error
+            holder = _holder(file)
+        raise _taken(holder, otherwise) from error
     with suppress(OSError):  # a full disk: who has it is not known then, and that somebody has is
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), str(os.getpid()).encode())
     return file
+
+
+def _holder(file: IO[bytes]) -> int:
+    """The number of the process that is written there; 0 where none is."""
+    holder = file.read(20).strip()
+    return int(holder) if holder.isdigit() else 0
 
 
 def _taken(holder: int, otherwise: str) -> HomeError:

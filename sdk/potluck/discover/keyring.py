@@ -19,6 +19,7 @@ from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.file_lock import alone
+from potluck_wire.file_reading import read_file
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
 
@@ -27,6 +28,7 @@ DEVICES = "devices.json"
 LOCK = "keyring.lock"
 LOCK_TIMEOUT_S = 5.0
 MAX_DEVICES = 256
+MOST_BYTES = 4 * 2**20  # of either file; a device has 2 KiB with its longest addresses
 MAX_HOST = 255  # letters of a name in the network
 KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
 
@@ -244,7 +246,7 @@ def _exists(path: Path) -> bool:
 
 def _read(path: Path) -> Any:
     try:
-        return read_json(path.read_bytes(), str(path))
+        return read_json(read_file(path, MOST_BYTES, is_own=True), str(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
     except FileError as error:

@@ -16,7 +16,10 @@ from potluck.documents import read_json
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.local_agents import Started
+from potluck_wire.file_reading import read_file
 from potluck_wire.process_identity import identity
+
+MAX_BYTES = 2**20  # of the file of a lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ def _alive() -> Iterator[tuple[Path, RunningLab]]:
 
 def _read(path: Path) -> RunningLab | None:
     try:
-        document = read_json(path.read_bytes(), str(path))
+        document = read_json(read_file(path, MAX_BYTES, is_own=True), str(path))
         agents = tuple(
             Started(**{**row, "address": Address(**row["address"])})
             for row in document.pop("agents")

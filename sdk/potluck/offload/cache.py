@@ -19,7 +19,9 @@ from potluck.offload.plan.documents import found_document, read_found
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.profile.layer_times_store import cache_dir
+from potluck_wire.file_reading import read_file
 
+MAX_BYTES = 64 * 2**20  # of a file
 SCHEMA = 7  # a change of the search or of the file makes tables anew
 LOCK = "searching.lock"
 
@@ -107,7 +109,7 @@ def default_directory() -> Path:
 def read(path: Path, sharing: OffloadProblem) -> Found | None:
     """The splits in a file; None where there is none, or another thing."""
     try:
-        return read_found(read_json(path.read_bytes(), str(path)), sharing)
+        return read_found(read_json(read_file(path, MAX_BYTES), str(path)), sharing)
     except (OSError, FileError, ValueError):
         return None
 

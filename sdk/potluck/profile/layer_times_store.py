@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.records import LayerCost
+from potluck_wire.file_reading import read_file
 from potluck_wire.processors import CPU
 
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
     from potluck.sessions.members import Members
 
+MAX_BYTES = 64 * 2**20  # of a file; 10,000 layers take some 10 MiB
 SCHEMA = 3  # a newer one measures anew
 
 
@@ -79,7 +81,7 @@ class LayerTimesStore:
         """
         path = self.path(signature, about)
         try:
-            document = read_json(path.read_bytes(), str(path))
+            document = read_json(read_file(path, MAX_BYTES), str(path))
         except FileNotFoundError:
             return None
         except (OSError, FileError) as error:
@@ -124,7 +126,7 @@ class LayerTimesStore:
         modes: dict[str, Any] = {}
         # `load` reports them
         with suppress(OSError, FileError, ValueError, KeyError, TypeError, AttributeError):
-            document = read_json(path.read_bytes(), str(path))
+            document = read_json(read_file(path, MAX_BYTES), str(path))
             modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
         modes["training" if train else "inference"] = [asdict(cost) for cost in costs]
         document = {"schema": SCHEMA, "signature": signature, "modes": modes}

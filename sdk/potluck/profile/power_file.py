@@ -14,6 +14,7 @@ from potluck.errors import FileError
 from potluck.profile.power_model import Watts
 from potluck.provenance import MEASURED
 from potluck.sanitized_text import harmless
+from potluck_wire.file_reading import read_file
 
 FILE = "watts.json"
 SCHEMA = 1
@@ -38,12 +39,9 @@ def kept_watts(folder: Path | None) -> dict[str, Watts]:
     if path is None or not path.exists():
         return {}
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
+        text = read_file(path, MOST_BYTES)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
-    if len(text) > MOST_BYTES:
-        raise _unusable(path, f"it has more than {MOST_BYTES} bytes")
     return _read(read_json(text, str(path)), path)
 
 

@@ -17,10 +17,10 @@ from tests.agent.core.core_driver import (
 )
 
 from potluck_agent.core.events import KeepLeases, ToPeer, Undone
-from potluck_agent.core.leases import LeaseTable
+from potluck_agent.core.leases import MAX_KEPT, LeaseTable
 from potluck_agent.errors import AgentError
 from potluck_agent.lease_file import FILE, is_sound, keep, kept
-from potluck_wire.limits import MAX_LEASE_S, MAX_LEASES
+from potluck_wire.limits import MAX_INT, MAX_LEASE_S, MAX_LEASES, MAX_STR_BYTES
 from potluck_wire.messages import Lease, Leased, Prepare, Prepared, RefusalCode, Refused
 
 PROMISE = Lease(task="t", name="job", term=1, lasts_s=2.0)
@@ -200,6 +200,36 @@ def test_of_one_notebook_the_latest_leases_are_known():
     assert len(table.rows()) == MAX_LEASES
     assert table.term("job-4") == 0
     assert table.term("job-5") == 1
+
+
+@pytest.mark.parametrize(
+    "n_trusted", [1, 5, pytest.param(MAX_KEPT // MAX_LEASES + 1, marks=pytest.mark.long)]
+)
+def test_what_notebooks_have_written_is_read_again_however_many_were_trusted(n_trusted, tmp_path):
+    """After five of them the file was longer than what is read, and the agent began no more."""
+    table, record = LeaseTable(), "\x01" * MAX_STR_BYTES  # six bytes in JSON for each
+    asked = Lease(task="t", term=MAX_INT, serial=MAX_INT, lasts_s=1 / 3, record=record)
+    for notebook in range(n_trusted):
+        for number in range(MAX_LEASES):
+            name = f"{notebook}-{number}-".ljust(64, "x")
+            lease = replace(asked, name=name)
+            answer, _ = table.ask(f"{notebook:040}", lease, notebook)
+            assert answer.granted
+    rows = table.rows()
+    assert len(rows) == min(n_trusted * MAX_LEASES, MAX_KEPT)
+    assert {row["key"] for row in rows[-MAX_LEASES:]} == {f"{n_trusted - 1:040}"}
+    keep(tmp_path, rows)
+    assert LeaseTable(kept(tmp_path)).rows() == rows
+
+
+def test_a_lease_that_is_held_is_not_forgotten_for_one_of_a_notebook_with_room():
+    table = LeaseTable(max_kept=2)
+    for number, lasts_s in enumerate((5.0, 1.0)):
+        table.ask(OWNER_KEY, replace(WRITE, name=f"job-{number}", lasts_s=lasts_s), 0.0)
+    more = replace(WRITE, name="more")
+    assert not table.ask(OTHER_KEY, more, 0.5)[0].granted
+    assert table.ask(OTHER_KEY, more, 2.0)[0].granted
+    assert (table.term("job-0"), table.term("job-1")) == (1, 0)
 
 
 @pytest.mark.parametrize("waited_s", [0.1, 4.9, 100.0])

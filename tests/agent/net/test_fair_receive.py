@@ -9,7 +9,7 @@ import pytest
 from tests.agent.core.core_driver import recv
 
 from potluck_agent.core.run_state import read_load
-from potluck_agent.net.fair_receive import AT_ONCE, BYTES_AT_ONCE, FairReceiver
+from potluck_agent.net.fair_receive import AT_ONCE, BYTES_AT_ONCE, ROUND_S, FairReceiver
 from potluck_agent.net.socket_memory import SOURCE, InboundConnection, SocketMemory
 from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
@@ -98,6 +98,18 @@ def test_a_round_takes_few_messages_and_few_bytes_of_a_notebook(nbytes):
     n_taken = taken_in_one_round(Channel.CONTROL, 100, nbytes)
     assert 1 <= n_taken <= AT_ONCE[Channel.CONTROL]
     assert (n_taken - 1) * nbytes <= BYTES_AT_ONCE  # what is one too many is the last
+
+
+@pytest.mark.parametrize("each_s", [0.0, ROUND_S / 4, ROUND_S, 10.0])
+def test_a_round_ends_after_a_message_that_took_long(each_s):
+    """A lease that was written to an old card held the others' pulse up for 16 of its kind."""
+    clock, router = iter(range(10**6)), Router(100, 100)
+    taken = []
+    intake = FairReceiver(
+        Sources(), Cuts(), lambda *_: taken.append(1), now_s=lambda: next(clock) * each_s
+    )
+    intake.read(Channel.CONTROL, {Channel.CONTROL: router})
+    assert len(taken) == max(1, min(AT_ONCE[Channel.CONTROL], round(ROUND_S / (each_s or 1e-9))))
 
 
 def test_small_requests_still_come_together():
