@@ -86,6 +86,8 @@ def part(look: NodeView) -> Dependence | None:
         return value
     if _is_whole(look):
         return value
+    if value.kind == DependenceKind.FREE and look.axis is None and look.per_row(look.first) == 1:
+        return value  # every row is like any other
     if not split and not _is_by_groups(look):
         raise RowsMixed(_SOME)
     if (
@@ -97,8 +99,6 @@ def part(look: NodeView) -> Dependence | None:
         n_parts, uneven = divmod(look.shape_of(look.first)[axis], look.shape[axis])
         if not uneven and len(look.shapes) == n_parts and value.outer % n_parts == 0:
             return replace(value, outer=value.outer // n_parts)
-    if value.kind == DependenceKind.FREE and look.axis is None and look.per_row(look.first) == 1:
-        return value  # every row is like any other
     if look.per_row(look.first) == 1:
         raise RowsMixed(_SOME)
     return None

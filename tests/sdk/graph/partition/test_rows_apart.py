@@ -197,6 +197,9 @@ APART = {
     "expand": lambda net, h, n: h + net.table[:1].expand(n, -1),
     "expand as": lambda net, h, n: h * net.table[0].expand_as(h),
     "repeat": lambda net, h, n: h + net.table[:1].repeat(n, 1),
+    "the first of rows that are alike": lambda net, h, n: (
+        h + net.table[:1].expand(n, -1)[:1].repeat(n, 1)
+    ),
     "repeated rows": lambda net, h, n: h.repeat(2, 1).view(2, n, 4).sum(0),
     "part of repeated rows": lambda net, h, n: h.repeat(2, 1)[n:],
     "side by side": lambda net, h, n: torch.cat([h, h * 3]).view(2, n, 4)[1],
