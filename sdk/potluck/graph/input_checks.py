@@ -67,7 +67,7 @@ def _sizes(traced: Traced, ports: Sequence[Input], tensors: Sequence[Any]) -> di
     if sizes.get(SEQUENCE, traced.lengths[0]) not in traced.lengths:
         raise ModelError(
             f"a sequence of {sizes[SEQUENCE]} is given; the model takes {traced.lengths[0]} to "
-            f"{traced.lengths[-1]}, as its own tables do.",
+            f"{traced.lengths[-1]}, as its tables and its slices do.",
             next_step="Cut it, or give it in parts.",
         )
     for port, tensor in zip(ports, tensors, strict=True):

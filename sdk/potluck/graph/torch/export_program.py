@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.fixed_sizes import fixing_call
+from potluck.graph.torch.length_limits import limited
 from potluck.graph.torch.mixed_precision import autocasting, insert_casts
 from potluck.graph.torch.own_backwards import written_out
 from potluck.graph.torch.source_lines import noted
@@ -63,6 +64,8 @@ def export(
     """
     check_autocast("it is made")
     lengths = ANY_LENGTH
+    sequences = (x.shape[dim] for x, dim in zip(tensors, dims, strict=True) if dim is not None)
+    example = next(sequences, 1)
     while True:
         try:
             program = _exported(module, tensors, dims, lengths, autocast, lines, functions)
@@ -70,7 +73,7 @@ def export(
         except Exception as error:
             if isinstance(error, ModelError):
                 raise
-            narrower = _limited(str(error), lengths)
+            narrower = limited(str(error), lengths, example)
             if narrower == lengths:
                 again = partial(
                     _exported, module, tensors, dims, lengths, autocast, lines, functions
@@ -147,14 +150,6 @@ def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any]
     batch = torch.export.Dim(BATCH, min=1, max=MAX_SIZE)
     sequence = torch.export.Dim(SEQUENCE, min=lengths[0], max=lengths[-1])
     return tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
-
-
-def _limited(text: str, lengths: range) -> range:
-    """Those of the lengths that the module takes, as far as an error of torch's tells."""
-    found = re.search(rf"\b{SEQUENCE} = Dim\('{SEQUENCE}'(?:, min=(\d+))?(?:, max=(\d+))?\)", text)
-    lowest, highest = found.groups() if found else (None, None)
-    stop = min(lengths.stop, int(highest or MAX_SIZE) + 1)
-    return range(max(lengths.start, int(lowest or 0)), stop)
 
 
 def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:

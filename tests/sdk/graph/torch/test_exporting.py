@@ -9,6 +9,8 @@ from tests.sdk.graph.models import CASES
 
 from potluck.errors import ModelError
 from potluck.graph import Model
+from potluck_agent.worker.training import TrainingSegment
+from potluck_wire.segment import loads
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -222,6 +224,54 @@ def test_a_table_sets_the_longest_sequence_in_training_too():
 def test_what_takes_one_length_or_some_is_told_by_them(kind, says):
     with pytest.raises(ModelError, match=says):
         Model.from_torch(Positions(kind, 6), torch.randint(0, 20, (2, 6)), sequence_dims=(1,))
+
+
+class Slices(nn.Module):
+    """Takes parts of its sequence."""
+
+    def __init__(self, taken):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.taken, self.strided = taken, nn.Conv1d(8, 8, 2, stride=2)
+        self.register_buffer("causal", torch.ones(16, 16).tril().view(1, 16, 16))
+
+    def forward(self, x):
+        return self.last(self.taken(self, self.first(x), x.shape[1]))
+
+
+def attended(net, h, n):
+    odds = (h @ h.transpose(1, 2)).masked_fill(net.causal[:, :n, :n] == 0, float("-inf"))
+    return odds.softmax(-1) @ h
+
+
+# what is taken, the shortest and the longest sequence, and one that is not taken
+SLICES = {
+    "a mask cut on two sides": (attended, (1, 15), 16),
+    "each and the one before": (lambda net, h, n: h[:, 1:] - h[:, :-1], (3, 40), 2),
+    "every other one": (lambda net, h, n: h[:, ::2].mean(1, keepdim=True), (3, 40), 2),
+    "a stride": (lambda net, h, n: net.strided(h.transpose(1, 2)).transpose(1, 2), (4, 41), 3),
+    "the first ones": (lambda net, h, n: h[:, :5].cumsum(1), (6, 40), 5),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("taken", "lengths", "other"), SLICES.values(), ids=SLICES)
+def test_parts_of_a_sequence_are_taken_at_all_lengths_but_those_that_torch_leaves_out(
+    taken, lengths, other
+):
+    torch.manual_seed(0)
+    net = Slices(taken).eval()
+    model = Model.from_torch(net, torch.randn(2, 7, 4), sequence_dims=(1,))
+    part = TrainingSegment(loads(model.document(0, len(model.layers()))))
+    for name in part.names():
+        part.write(name, model.state()[name])
+    for length in {*lengths, 7, 8, 13}:
+        x = torch.randn(3, length, 4)
+        assert model.check_inputs(x) == 3
+        (answer,) = part.forward((x,))
+        torch.testing.assert_close(answer, net(x))
+    with pytest.raises(ModelError, match=f"a sequence of {other} is given; the model takes"):
+        model.check_inputs(torch.randn(3, other, 4))
 
 
 class Packed(torch.nn.Module):
