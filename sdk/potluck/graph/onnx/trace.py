@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from potluck.errors import ModelError
 from potluck.graph.onnx.checks import array, called, check, given
 from potluck.graph.onnx.trial_run import ROWS, TrialRun, TrialValue, run_apart
-from potluck.graph.partition.outputs import check_outputs
+from potluck.graph.partition.outputs import APART, check_outputs
 from potluck.graph.traced import Traced, Type
 from potluck.sanitized_text import quoted
 from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Parameter, Ref, Symbol
@@ -38,6 +38,10 @@ _LIKE = {
     "comparison": "aten.eq.Tensor",
     "reduction": "aten.sum.default",
 }
+_STATIC = (
+    "Quantise it by constant scales, as onnxruntime.quantization.quantize_static does; or take the "
+    "model as it was before."
+)
 # of how many inputs the numbers are read, where it is not all of them
 _DATA_OF = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 
@@ -98,7 +102,13 @@ def trace(
         tensors=tensors,
     )
     outputs = [quoted(value.name) for value in original.output]
-    check_outputs(traced, outputs, [f"{n.op_type}, {called(n)}" for n in original.node])
+    dynamic = any(node.op_type == "DynamicQuantizeLinear" for node in original.node)
+    check_outputs(
+        traced,
+        outputs,
+        [f"{n.op_type}, {called(n)}" for n in original.node],
+        next_step=_STATIC if dynamic else APART,
+    )
     return OnnxTrace(
         model=model, traced=traced, types=kinds, fixed=run.still, example=run.wanted, inputs=inputs
     )
