@@ -44,10 +44,15 @@ def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torc
     -------
     Iterable[tuple[torch.Tensor, ...]]
         Per batch its inputs, then its targets; each [rows, ...].
+
+    Raises
+    ------
+    UserError
+        As `as_tuple`; or a batch has no rows to count.
     """
     if not is_whole(data):
-        return (as_tuple(item, arguments) for item in data)
-    tensors = as_tuple(data, arguments)
+        return (_of_rows(as_tuple(item, arguments)) for item in data)
+    tensors = _of_rows(as_tuple(data, arguments))
     return [
         tuple(t[start : start + batch] for t in tensors)
         for start in range(0, tensors[0].shape[0], batch)
@@ -65,13 +70,29 @@ def count(data: Any, batch: int, arguments: Arguments) -> int | None:
         Rows of a batch, for tensors that hold all rows.
     arguments
         What a batch may call inputs and targets.
+
+    Raises
+    ------
+    UserError
+        As `batches`.
     """
     if is_whole(data):
-        return -(-int(as_tuple(data, arguments)[0].shape[0]) // batch)
+        return -(-int(_of_rows(as_tuple(data, arguments))[0].shape[0]) // batch)
     try:
         return len(data)
     except TypeError:
         return None
+
+
+def _of_rows(tensors: "tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":
+    """The same, if there is a first dimension to count rows by."""
+    if not tensors or not tensors[0].ndim:
+        raise UserError(
+            f"a batch {'begins with a single number' if tensors else 'holds nothing'}; tensors "
+            "whose first dimension is the batch are expected.",
+            next_step="torch.tensor(rows) makes one of a list of rows, x[None] one row of x.",
+        )
+    return tensors
 
 
 def is_whole(data: Any) -> bool:
@@ -97,6 +118,11 @@ def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
 
     named = by_names(value, arguments.names)
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise UserError(
+                "a batch holds a nested tensor; one with the same sizes in all rows is expected.",
+                next_step="torch.nested.to_padded_tensor(x, 0.0) makes one; give a mask beside it.",
+            )
         yield key, value
     elif named is not None:
         for name, item in named.items():

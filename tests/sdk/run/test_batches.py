@@ -268,3 +268,31 @@ def test_an_onnx_model_takes_its_inputs_by_name(home, tmp_path):
         ):
             run(left=a, b=b)
         run.close()
+
+
+WITHOUT_ROWS = {
+    "lists": ([[1.0, 2.0], [3.0, 4.0]], "begins with a single number"),
+    "numbers": (1.0, "begins with a single number"),
+    "a tensor without dimensions": (torch.tensor(1.0), "begins with a single number"),
+    "nothing": ((), "holds nothing"),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("batch", "says"), WITHOUT_ROWS.values(), ids=WITHOUT_ROWS)
+def test_a_batch_without_rows_is_refused_whoever_takes_it(home, model, batch, says):
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    with pytest.raises(UserError, match=f"a batch {says}"):
+        run.fit([batch]).wait()
+    with pytest.raises(UserError, match=f"a batch {says}"):
+        run.evaluate([batch], nn.functional.cross_entropy)
+    run.close()
+
+
+def test_a_nested_tensor_is_told_what_to_do(home, model):
+    ids = torch.nested.nested_tensor([torch.zeros(n) for n in (2, 3)], layout=torch.jagged)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    for ask in (lambda: run(ids), lambda: run.fit([(ids, Y[:2])]).wait()):
+        with pytest.raises(UserError, match=r"holds a nested tensor.*to_padded_tensor"):
+            ask()
+    run.close()
