@@ -12,6 +12,8 @@ from potluck_wire.limits import PORT
 if TYPE_CHECKING:
     from potluck.discover.keyring import KnownDevice
 
+MAX_CANDIDATES = 8  # one after the other is waited for, 5 s each where nobody answers
+
 
 def parse_addresses(peers: Iterable[str]) -> list[Address]:
     """The addresses of a list of texts, see `parse_address`.
@@ -51,7 +53,7 @@ def candidates(
     known: "KnownDevice", found: "Mapping[str, tuple[Address, ...]]"
 ) -> tuple[Address, ...]:
     """Where a paired device may be: as it is announced, where it was, and as devices of a like name
-    are announced.
+    are announced; not more than `MAX_CANDIDATES`, since anybody may announce anything.
 
     Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys
     decide.
@@ -61,12 +63,14 @@ def candidates(
         for name, addresses in found.items()
         if _unnumbered(name) == _unnumbered(known.name)
     ]
+    announced = found.get(known.name, ())
     places = (
-        *found.get(known.name, ()),
+        *announced[:1],
         *known.addresses,
+        *announced[1:],
         *(place for places in like for place in places),
     )
-    return tuple(dict.fromkeys(places))
+    return tuple(dict.fromkeys(places))[:MAX_CANDIDATES]
 
 
 def _unnumbered(name: str) -> str:

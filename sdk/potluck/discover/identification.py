@@ -2,6 +2,7 @@
 of a home.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,18 +16,24 @@ from potluck.sessions.events import Address
 from potluck.sessions.members import Member, Members
 from potluck_wire.limits import is_key
 
+RECOGNIZE_S = 10.0  # in all, of those that were found; whoever is there answers at once
 MAX_GUESSES = 8  # paired devices whose keys are tried at an address where none of them was before
 
 
 def add_strangers(
     members: Members, ring: Keyring, found: Mapping[str, tuple[Address, ...]]
 ) -> None:
-    """Who was found and is none of those paired; one of the same name as another gets a number."""
+    """Who was found and is none of those paired; one of the same name as another gets a number.
+
+    After `RECOGNIZE_S` the others are strangers unasked: anybody may announce many that do not
+    answer.
+    """
+    until_s = time.monotonic() + RECOGNIZE_S
     met = {members[name].addresses[0] for name in members.ready}
     for name, addresses in found.items():
         if not met.isdisjoint(addresses) or (name in members and name not in members.ready):
             continue
-        if not _recognised(members, ring, addresses[0]):
+        if time.monotonic() >= until_s or not _recognised(members, ring, addresses[0]):
             members.add(Member(name=free_name(name, members.__contains__), addresses=addresses))
 
 
