@@ -131,6 +131,8 @@ def profile(
     notes: list[str] = []
 
     def measure(device: str) -> Costs:
+        if _memory_bytes(members[device].capability) <= 0:
+            raise OutOfMemory("none of what its owner allows is left there.", device=device)
         possible = [
             mode
             for mode in modes
@@ -437,7 +439,7 @@ def device_of(
     """
     device = Device(
         name=name,
-        memory_bytes=int(capability.get("available_bytes", capability["memory_bytes"])),
+        memory_bytes=_memory_bytes(capability),
         overhead_s=float(capability.get("overhead_s") or 0.0) + call_s,
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,
@@ -447,6 +449,11 @@ def device_of(
         backends=tuple(capability.get("backends") or ()),
     )
     return assumed_watts(capability).of(device)
+
+
+def _memory_bytes(capability: Mapping[str, Any]) -> int:
+    """For tensors, of what other notebooks leave."""
+    return int(capability.get("available_bytes", capability["memory_bytes"]))
 
 
 def need_model(model: Any, what: str) -> None:

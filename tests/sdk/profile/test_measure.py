@@ -8,7 +8,9 @@ from tests.sdk.run.conftest import make_model
 import potluck
 from potluck.profile.layer_times_store import LayerTimesStore
 from potluck.profile.measure import by_host, profile
+from potluck.sessions.members import Member
 from potluck.testing.internals import link_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
@@ -138,3 +140,18 @@ def test_a_batch_norm_over_rows_is_measured_at_what_it_can_learn_from(home, tmp_
     run = home.deploy(plan, model).wait()
     run.fit((torch.randn(16, 8), torch.randint(0, 4, (16,)))).wait()
     assert run.step == 2
+
+
+def test_a_device_whose_memory_others_have_is_left_out_and_the_others_are_measured(monkeypatch):
+    stated = Member.capability.fget
+    with memory_home(2) as home:
+        full, other = home.devices
+
+        def left(member):
+            return {**stated(member), **({"available_bytes": 0} if member.name == full else {})}
+
+        monkeypatch.setattr(Member, "capability", property(left))
+        with pytest.warns(UserWarning, match=f"{full} is left out. {full}: none of what its owner"):
+            found = home.profile(make_model("mlp")[1], rows=(2,), repeats=1).wait()
+        assert [device.name for device in found.devices] == [other]
+        assert "none of what its owner" in found.excluded[full]
