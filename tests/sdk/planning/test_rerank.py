@@ -77,5 +77,5 @@ def test_requests_that_stream_are_left_as_they_are():
 
 
 def test_other_planners_know_no_turns():
-    with pytest.raises(UserError, match=r"not what 'dora' plans"):
+    with pytest.raises(UserError, match=r"'dora' plans no order of transfers"):
         solve(congested(30), "dora", order_transfers=True)
