@@ -211,7 +211,7 @@ def heard():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_good_order(tmp_path, number, heard):

@@ -152,6 +152,7 @@ def tell(path):
     return lines
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
 def test_whatever_is_in_a_recording_is_told_or_an_error_in_one_line(tmp_path, seed):

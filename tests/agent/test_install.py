@@ -292,6 +292,7 @@ def unquoted(text):
     return [re.sub(r"\\(.)", r"\1", word).replace("%%", "%").replace("$$", "$") for word in words]
 
 
+@pytest.mark.long
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126)), min_size=1))
 def test_systemd_reads_each_word_as_it_was(words):
     service = AgentService(

@@ -256,6 +256,7 @@ def test_a_broken_recording_is_an_error_in_one_line(tmp_path, data, text):
     assert str(path) in line
 
 
+@pytest.mark.long
 def test_a_recording_is_never_written_over(tmp_path):
     path = tmp_path / "precious.rec"
     path.write_bytes(b"evidence")

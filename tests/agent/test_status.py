@@ -159,6 +159,7 @@ def test_the_status_is_that_of_the_moment(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_where_none_runs_that_is_said_and_nothing_is_made(tmp_path):
     answer = command("status", "--state", str(tmp_path / "none"))
     assert answer.returncode == status.NOT_RUNNING
@@ -276,6 +277,7 @@ def test_strangers_are_named_and_fill_no_disk(tmp_path):
     assert "turned 127.0.0.1 away from the pairing port" in logged(tmp_path)
 
 
+@pytest.mark.long
 def test_the_log_goes_where_its_owner_says_at_the_level_that_they_say(tmp_path):
     path = tmp_path / "elsewhere.txt"
     with agent(tmp_path / "state", "--log-file", str(path), "--log-level", "error"):

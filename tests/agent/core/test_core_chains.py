@@ -42,7 +42,7 @@ def messages_of(actions, kind):
     return [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, kind)]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["home", "nobody"])
 def test_loose_sends_that_wait_for_one_another_all_leave_in_order(to):
     talk = Talk(inbound_bytes=64 * N_LINKS).begin()

@@ -205,6 +205,7 @@ def test_instructions_of_executions_have_an_end():
     assert codes(talk.receive(Execute(run="r", epoch=1, program="p", step=100))) == []
 
 
+@pytest.mark.long
 def test_plans_have_an_end():
     talk = Talk().begin()
     document = plan(WAITS)[0]

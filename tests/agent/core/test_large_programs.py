@@ -86,6 +86,7 @@ def test_each_event_of_a_large_program_takes_no_more_than_a_few_steps():
     assert {what: n for what, n in most.items() if n > MOST_CALLS} == {}
 
 
+@pytest.mark.long
 def test_all_leaves_in_the_order_of_priorities_although_it_is_begun_in_parts():
     """The last one of the program is the most urgent."""
     rows = [recv("x"), *[send("x", name=f"{i}", priority=-i) for i in range(N_SENDS)]]

@@ -112,7 +112,7 @@ def taken_over(tmp_path, monkeypatch, does, instead=""):
     monkeypatch.setattr(launch, "PROGRAM", (str(program),))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("way", BAD)
 def test_a_trial_that_ends_badly_is_an_answer(tmp_path, monkeypatch, way):

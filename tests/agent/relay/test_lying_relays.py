@@ -89,6 +89,7 @@ def check_near(jetson):
             assert near.ask(Ping(seq=seq)).seq == seq
 
 
+@pytest.mark.long
 def test_it_gets_to_the_agents_four_ports_and_no_further(tmp_path):
     with deceived(tmp_path) as (lying, jetson, route):
         ticket = b"t" * TICKET_BYTES

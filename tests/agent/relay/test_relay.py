@@ -141,6 +141,7 @@ def test_strangers_that_say_nothing_hold_no_descriptors(way, record_property):
     record_property("inputs", len(silent))
 
 
+@pytest.mark.long
 def test_a_key_that_was_not_invited_registers_nothing(way, tmp_path):
     passing, jetson = way
     invitation = read_invitation(passing.invite("bob"))

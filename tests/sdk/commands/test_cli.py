@@ -148,7 +148,7 @@ def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     assert (calls[0].trust, calls[0].port) == ([key], 7)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "encoding"),
     [

@@ -207,6 +207,7 @@ def test_requests_at_once_are_predicted_by_priorities_and_not_one_after_the_othe
     assert ends[0][-1] < 0.95 * 6 * simulate(ordered, problem).step_s[0]
 
 
+@pytest.mark.long
 def test_priorities_alone_are_taken_where_turns_would_wait_for_more_than_they_save():
     chosen = set()
     for pipe in PIPES:

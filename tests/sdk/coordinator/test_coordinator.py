@@ -122,6 +122,7 @@ def test_told_to_stop_it_goes_on_later_where_it_was(tmp_path, case, n_done):
     one.close()
 
 
+@pytest.mark.long
 def test_closed_it_is_gone_on_with_by_the_next(tmp_path, case):
     handed_over(tmp_path / "job", case)
     one = coordinator(tmp_path)
@@ -210,6 +211,7 @@ def test_one_job_at_a_time(tmp_path, case):
         one.progress("third")
 
 
+@pytest.mark.long
 def test_a_job_that_does_not_hold_is_refused(tmp_path, case):
     handed_over(tmp_path / "job", case)
     one = coordinator(tmp_path)
@@ -227,6 +229,7 @@ def test_a_job_that_does_not_hold_is_refused(tmp_path, case):
     assert one.jobs() == ()
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room(
     tmp_path, case, monkeypatch
 ):

@@ -288,6 +288,7 @@ def test_a_hostile_description_of_files_is_refused(tmp_path, case, change):
 # --- who may say which folder ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_owner_of_a_coordinator_says_where_and_it_knows_when_it_is_back(
     tmp_path, case, serving
 ):
@@ -329,6 +330,7 @@ def test_a_folder_is_said_from_the_root_on(tmp_path, case, serving, reads):
     assert coordinator.jobs() == ()
 
 
+@pytest.mark.long
 def test_a_copy_that_could_not_read_the_files_does_not_stand_in_line(tmp_path, case):
     lab = Coordinators(tmp_path / "lab")
     try:

@@ -50,6 +50,7 @@ def context():
         yield made
 
 
+@pytest.mark.long
 def test_answers_that_nobody_takes_are_few(tmp_path, case, serving, context):
     place, _ = serving
     handed_over(tmp_path / "packed", case)

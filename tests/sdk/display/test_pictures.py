@@ -179,6 +179,7 @@ def test_each_tick_value_is_told_apart_and_briefly(low, high):
     assert max(map(len, labels)) <= 12
 
 
+@pytest.mark.long
 def test_png_has_the_size_of_the_scene(tmp_path):
     pytest.importorskip("matplotlib")
     picture = timeline.gantt(example.PREDICTED, example.MEASURED, title="costs $5 or $6")

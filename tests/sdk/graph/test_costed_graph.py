@@ -43,12 +43,14 @@ def test_every_weight_counts_once(kind):
     assert ModelGraph.from_text(graph.to_text()) == graph
 
 
+@pytest.mark.long
 def test_tied_weights_count_once():
     net = Decoder(tied=True)
     graph = potluck.Model.from_torch(net, torch.randint(0, 30, (2, 8))).graph()
     assert graph.parameter_bytes == sum(p.numel() * 4 for p in net.parameters())
 
 
+@pytest.mark.long
 def test_an_onnx_file_costs_what_the_torch_module_does(tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

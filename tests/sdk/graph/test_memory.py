@@ -56,7 +56,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)
 def test_what_changes_in_each_call_is_refused_by_name_in_a_model_and_in_a_loss(change, text):
     with pytest.raises(ModelError, match=text):

@@ -192,7 +192,7 @@ def numbers(document, at=()):
                 yield from numbers(value, (*at, key))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("number", [10**12, 2**62, -3, 0.5, float("inf"), float("nan"), True])
 def test_no_number_in_a_file_makes_its_reader_wait_or_fall(tmp_path, number):
     _, model = make_model("mlp")

@@ -22,7 +22,7 @@ BOUNDED = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "k",
     [

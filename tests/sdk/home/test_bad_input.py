@@ -81,6 +81,7 @@ def other_than(code):
 # --- pairing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_three_wrong_codes_close_the_window_and_leave_no_trace(tmp_path):
     with (
         agent(tmp_path / "agent", "--pair") as ready,
@@ -126,6 +127,7 @@ def test_a_reinstalled_device_is_not_trusted_until_it_is_forgotten_and_paired_ag
         assert home.pair(place(again), again["code"]).status == "ready"
 
 
+@pytest.mark.long
 def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
     with (
         potluck.Home(state=tmp_path / "home") as home,

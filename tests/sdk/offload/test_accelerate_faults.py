@@ -83,6 +83,7 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
         assert fast.stats.fallbacks == 1
 
 
+@pytest.mark.long
 def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypatch):
     """It still computes what it began alone: what waits for that is not the helper's doing, and
     begins no new race.
@@ -265,6 +266,7 @@ def test_a_loss_at_any_message_of_shared_requests_changes_no_answer(
         assert len(fast.stats.answers) == 3
 
 
+@pytest.mark.long
 def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
     net, x = family("vgg")
     begun, ended = threading.Event(), threading.Event()

@@ -29,6 +29,7 @@ def test_a_file_that_is_not_there_and_an_example_of_another_shape_are_named(home
         accelerate(torch.nn.Conv2d(3, 2, 1), torch.zeros(1, 4, 8, 8), helper=home["local-2"])
 
 
+@pytest.mark.long
 def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(home):
     net, x = family("vgg")
     with torch.no_grad():

@@ -146,6 +146,7 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
+@pytest.mark.long
 def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", TIMEOUT_S)
     net, x = family("vgg")

@@ -51,6 +51,7 @@ def test_the_energy_of_a_plan_has_the_worst_mark_of_its_devices(marks):
     assert seen <= set(marks)
 
 
+@pytest.mark.long
 def test_whoever_reads_a_plan_its_table_or_its_explanation_sees_the_mark():
     problem = marked(random_home(0), "assumed")
     plans = make_plans(problem)
@@ -67,6 +68,7 @@ def test_whoever_reads_a_plan_its_table_or_its_explanation_sees_the_mark():
     assert plans.watts[0] in repr(explanation)
 
 
+@pytest.mark.long
 def test_measured_watts_tell_how_sure_they_are():
     problem = marked(random_home(0), "measured")
     devices = tuple(replace(device, power_error_w=0.123) for device in problem.devices)
@@ -74,6 +76,7 @@ def test_measured_watts_tell_how_sure_they_are():
     assert "measured, known to ±0.12 W" in plans.watts[0]
 
 
+@pytest.mark.long
 def test_a_mark_that_is_none_is_refused():
     problem = random_home(0)
     with pytest.raises(UserError, match="power_source must be one of measured"):

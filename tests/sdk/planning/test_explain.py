@@ -27,7 +27,7 @@ def split(problem):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_of_a_step_add_up(seed, workload):

@@ -38,7 +38,7 @@ def with_home(problem, seed):
     return replace(problem, network=Network(media=tuple(media), paths=paths), **sizes)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["one", "stream", "training"])
 def test_plans_are_within_1_percent_of_brute_force(workload, seed):

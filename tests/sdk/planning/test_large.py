@@ -213,6 +213,7 @@ def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
     assert alike.cost(0, 5, 0, float("inf")) == unlike.cost(0, 5, 0, float("inf"))
 
 
+@pytest.mark.long
 def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(
     monkeypatch,
 ):

@@ -195,7 +195,7 @@ def rows_cost_less(batch, rows):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("batch", "rows"),
     [(4096, 4), (3000, 7), (720, 9), (1260, 14), (360, 5), (960, 15), (2520, 21), (512, 5)],

@@ -35,7 +35,7 @@ def of_library():
     return problem, best_s(problem)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *later([1, 2, 3])])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):

@@ -168,6 +168,7 @@ def test_more_bandwidth_or_a_faster_device_never_hurts_the_optimum(seed):
     assert make_plans(random_home(seed, capacity=3e4, speedup=2.0)).best.latency_s <= slow * 1.01
 
 
+@pytest.mark.long
 def test_a_latency_that_is_met_leaves_energy_to_decide():
     problem = random_home(2, devices=3)
     fastest = make_plans(problem).best

@@ -119,6 +119,7 @@ def test_planning_for_energy_where_a_power_is_unknown_says_so(planner):
     assert all("power of d1 is not known" in " ".join(one.split()) for one in shown)
 
 
+@pytest.mark.long
 def test_nothing_is_said_where_nobody_asked_for_joules_or_all_powers_are_known():
     problem = random_home(2)
     assert make_plans(without_power(problem, "d1")).notes == ()

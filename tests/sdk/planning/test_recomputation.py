@@ -74,7 +74,7 @@ def test_plans_are_as_good_as_the_oracle_s_that_recompute_everything_or_nothing(
     assert n_again > n_alone > 0  # both kinds were there
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_where_memory_is_ample_nothing_recomputes(seed):
     plans = make_plans(home_of(seed, part=100.0))
@@ -126,6 +126,7 @@ def test_a_plan_in_a_file_says_which_stages_recompute_and_older_files_mean_none(
         text.loads(written.replace("recompute = true", "recompute = 1", 1))
 
 
+@pytest.mark.long
 def test_inference_recomputes_nothing():
     problem = replace(home_of(0, part=100.0), workload=Inference(batch=4))
     (best, *_) = make_plans(problem)

@@ -134,7 +134,7 @@ def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
     assert quick_bound_s(problem) <= best.latency_s
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workload", "rows_of_a"),
     [

@@ -62,6 +62,7 @@ def test_what_cannot_be_sooner_is_not_simulated(usual, others):
     assert {plan.schedule for plan in everything} == set(ZERO_BUBBLE)
 
 
+@pytest.mark.long
 def test_the_planner_chooses_none_that_is_slower(profile):
     training = potluck.Training(batch=32, micro_batch=4)
     chosen = potluck.plan(profile, training, budget_s=0.5, schedules="any")

@@ -34,7 +34,7 @@ def shares(plan, problem):
     return [share for stage in held for share in stage.shares]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("micro_batch", [2, 4, None])
 @pytest.mark.parametrize("seed", range(8))
 def test_our_plans_give_every_device_company(seed, micro_batch):

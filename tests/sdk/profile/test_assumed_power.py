@@ -98,6 +98,7 @@ def test_what_nobody_knows_stays_unknown(capability):
     assert (device.idle_w, device.busy_w, device.power_mark) == (None, None, UNKNOWN)
 
 
+@pytest.mark.long
 def test_every_device_of_the_library_that_is_known_by_a_name_has_watts_in_order():
     for kind in library.names("devices"):
         for called in library.load_device(kind).known_as:

@@ -89,7 +89,7 @@ def test_an_air_or_a_bus_is_what_devices_say_where_rates_are_the_same(hint, kind
         assert best.predicted([flows])[0] == [pytest.approx(share, rel=0.1)] * len(flows)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_a_device_that_lies_spoils_no_rate(wiring):
     rng = random.Random(f"lies {wiring}")

@@ -265,6 +265,7 @@ def test_a_rate_that_was_not_measured_is_said_with_both_numbers():
     assert quickest == pytest.approx(max(rates.values()), rel=0.3)
 
 
+@pytest.mark.long
 def test_a_structure_that_explains_nothing_is_kept_and_said():
     names, _, _, tomography = seen("wifi", 3)
     ports = HomeNetwork(media=tuple(shared(SWITCH, name) for name in names), is_declared=True)

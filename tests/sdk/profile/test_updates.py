@@ -104,6 +104,7 @@ def test_a_step_takes_what_was_measured_of_its_own_optimizer():
         assert taken_s == pytest.approx(2 * expected_s)
 
 
+@pytest.mark.long
 def test_a_device_times_a_step_of_every_optimizer(home):
     x, y = torch.randn(4, 64), torch.randint(0, 4, (4,))
     net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 4))

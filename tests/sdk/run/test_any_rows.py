@@ -109,7 +109,7 @@ def assert_same_state(state, net):
         )
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["batch norm 1d", "batch norm 2d"])
 @pytest.mark.parametrize("name", PLANS)
 def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
@@ -123,7 +123,7 @@ def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
     assert_same_state(state, alone)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [(2, 2), (3, 1), (1, 3)])
 def test_replicas_leave_out_no_row(home, shares):
     net, model = make_model("mlp")
@@ -375,7 +375,7 @@ class Twice(torch.nn.Module):
         return self.last(self.norm(self.first(self.norm(x))))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("device", [A, B])
 def test_a_norm_that_is_called_twice_is_one_norm(home, device):
     net, batches = Twice(), batches_of(BATCHES)

@@ -92,7 +92,7 @@ def test_a_snapshot_comes_home_by_itself_and_forgets_the_batches_before_it(home,
     check_learned(run, history)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [A, B, C])
 @pytest.mark.parametrize("plan", [*losses.PLANS])
 def test_survivors_go_on_in_the_same_run_from_what_they_have(home, often, plan, lost):
@@ -131,6 +131,7 @@ def test_a_run_that_is_closed_leaves_nothing_that_is_waited_for(home, often):
     assert link_of(home).n_unanswered == 0
 
 
+@pytest.mark.long
 def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
     run = deployed(home, "replicas")
     name, programs = engine_of(run).compiled_plan.run, started(home)

@@ -254,6 +254,7 @@ def test_evaluation_as_a_whole_says_nothing_where_it_makes_no_difference(home):
     run.close()
 
 
+@pytest.mark.long
 def test_weights_come_back_whatever_else_was_changed(home):
     net, _, model = made_of_every_kind()
     run = home.deploy(plan_of(model), model).wait()

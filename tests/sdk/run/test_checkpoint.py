@@ -55,6 +55,7 @@ def test_it_comes_back_as_it_was(saved, tmp_path):
         assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.long
 def test_no_flipped_bit_is_accepted_wherever_it_is(saved, tmp_path):
     path, draw = tmp_path / "run.safetensors", random.Random(0)
     save(path, saved)

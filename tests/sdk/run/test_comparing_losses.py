@@ -107,6 +107,7 @@ def test_a_loss_that_compares_rows_learns_as_on_one_machine(trio, name, loss):
     run.close()
 
 
+@pytest.mark.long
 def test_it_goes_on_through_a_switch_and_a_loss_of_a_device():
     torch.set_num_threads(1)
     with memory_home(3) as home:

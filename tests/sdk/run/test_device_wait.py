@@ -85,6 +85,7 @@ def test_a_network_that_was_away_for_a_while_costs_time_alone(home, lab, seconds
     check_learned(run, fit.wait())
 
 
+@pytest.mark.long
 def test_whoever_waits_may_stop_and_train_on_later(home, lab):
     run = deployed(home)
     lose_all(home, lab, 90)

@@ -72,6 +72,7 @@ def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
         fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait()
 
 
+@pytest.mark.long
 def test_an_agent_that_is_back_is_ready_without_being_asked_for(fresh_home):
     agents = agents_of(fresh_home)
     agents.kill(B)
@@ -223,6 +224,7 @@ def test_no_process_outlives_the_script(number):
     assert not os.path.exists(directory)
 
 
+@pytest.mark.long
 def test_a_closed_home_says_so_and_closes_twice():
     home = potluck.Home.local(1)
     _, model = make_model("mlp")

@@ -117,6 +117,7 @@ def test_training_under_autocast_is_that_of_one_machine(home, shape):
     run.close()
 
 
+@pytest.mark.long
 def test_what_is_sent_and_reckoned_under_autocast_has_the_type_that_it_has():
     x, y = data()
     plain, cast = (
@@ -216,7 +217,7 @@ def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
 # --- whole modules --------------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype):

@@ -89,6 +89,7 @@ def test_whoever_wants_to_leave_whenever_it_is_left_first_and_nothing_is_compute
             assert not any(memory_of(home).is_there(device) for device in going)
 
 
+@pytest.mark.long
 def test_the_history_tells_who_left_and_why(home):
     run = deployed(home, "pipeline")
 
@@ -243,6 +244,7 @@ def test_requests_are_answered_while_a_device_leaves(home, device):
     assert [departure.left for departure in run.history.departures] == [(device,)]
 
 
+@pytest.mark.long
 def test_one_that_wants_to_leave_is_planned_with_no_more(home):
     _, model = make_model("mlp")
     leave(home, B)

@@ -147,6 +147,7 @@ def test_one_local_step_is_a_synchronous_one(home):
         assert apart(run, net) < 1e-6
 
 
+@pytest.mark.long
 def test_buffers_are_the_mean_of_the_regions(home):
     net = network(norm=True)
     runs = deployed(home, net, potluck.SGD(lr=0.1), groups=(DEVICES[:1], DEVICES[1:2]))

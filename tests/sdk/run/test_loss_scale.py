@@ -169,7 +169,7 @@ def test_a_run_that_is_saved_and_one_that_switches_keep_their_factor(home, tmp_p
     again.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["a", "b"])
 def test_whoever_is_lost_takes_no_factor_with_it(lost):
     """Between the steps that are left out at first, and those that are not."""

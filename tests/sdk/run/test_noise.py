@@ -279,6 +279,7 @@ class Wide(nn.Module):
         return self.last(x * torch.rand_like(x)) + torch.randn(4)
 
 
+@pytest.mark.long
 def test_a_model_that_is_divided_by_tensor_draws_the_same(home):
     torch.manual_seed(0)
     x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))

@@ -101,6 +101,7 @@ def test_the_model_and_the_loss_get_their_weights_back(home, stages):
     run.close()
 
 
+@pytest.mark.long
 def test_a_saved_run_goes_on_with_what_its_loss_had_learned(home, tmp_path):
     net, loss, model, x, y = make()
     alone, alone_loss = copy.deepcopy(net), copy.deepcopy(loss)
@@ -157,6 +158,7 @@ def test_weights_that_the_loss_holds_too_are_one_and_the_same(home):
     run.close()
 
 
+@pytest.mark.long
 def test_a_run_that_only_answers_has_the_names_of_the_module(home):
     net, _, model, _, _ = make()
     run = home.deploy(

@@ -50,7 +50,7 @@ def test_devices_that_do_not_reach_each_other_cost_one_of_them(home, way, plan, 
     assert not {A, B} <= {*run.plan.devices}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("device", [A, B])
 @pytest.mark.parametrize("after", [50, 70, 90])

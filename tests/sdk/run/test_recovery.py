@@ -129,6 +129,7 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(seed):
         assert sum(recovery.n_again for recovery in history.recoveries) <= (every + 2) * 4
 
 
+@pytest.mark.long
 def test_the_history_tells_what_was_lost_and_what_it_cost(home):
     run = deployed(home, protect=4)
 

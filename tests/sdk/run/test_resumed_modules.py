@@ -70,6 +70,7 @@ def saved(pair, tmp_path_factory):
     return found
 
 
+@pytest.mark.long
 def test_a_new_module_answers_as_the_one_that_was_saved(pair, saved):
     path, state, answers, averages = saved
     run = deployed(pair, Parts(1), resume=path)

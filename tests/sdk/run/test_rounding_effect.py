@@ -36,6 +36,7 @@ class Rounded(nn.Module):
         return x.to(torch.bfloat16).to(torch.float32)
 
 
+@pytest.mark.long
 def test_it_measures_answers_loss_and_gradients(home):
     x, y = torch.randn(6, 12), torch.randn(6, 12)
     net = network()

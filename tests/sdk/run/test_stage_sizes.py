@@ -151,7 +151,7 @@ def check_learned(run, kind, batches, plans, tolerance=0.0):
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["cnn", "normed cnn", "transformer"])
 @pytest.mark.parametrize("schedule", [None, "fill-drain", "zb-compact"])
 @pytest.mark.parametrize("name", SIZES)

@@ -88,6 +88,7 @@ def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
     assert crossing.n_behind == 200
 
 
+@pytest.mark.long
 def test_whoever_waits_for_shadows_looks_again_only_when_one_has_taken_a_step(home, monkeypatch):
     """A step that was taken before ends no wait: that would be a loop which takes the time of who
     trains.

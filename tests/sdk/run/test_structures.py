@@ -129,7 +129,7 @@ def test_the_input_of_an_accelerated_model_may_be_named_in_its_example_too(home)
             fast(y=x)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["onnx", "as torch", "torch"])
 def test_planning_to_train_what_has_no_loss_says_so_and_what_would_do(home, tmp_path, kind):
     net, x = nn.Linear(4, 2), torch.randn(2, 4)

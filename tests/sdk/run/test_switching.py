@@ -345,6 +345,7 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("moment", "after", "in_force"), phases(REQUEST_PHASES))
 def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(
     lab, model, moment, after, in_force
@@ -373,6 +374,7 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(
     run.close()
 
 
+@pytest.mark.long
 def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab, model):
     run = fresh_lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)

@@ -120,6 +120,7 @@ def check_equal(run, net, losses, tolerance):
     assert torch.equal(learned["head.weight"], learned["embed.weight"])
 
 
+@pytest.mark.long
 def test_the_network_is_cut_between_its_tied_weights():
     model = model_of(Writer())
     assert len(model.layers(True)) > 3

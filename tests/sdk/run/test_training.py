@@ -367,6 +367,7 @@ def test_another_optimizer_takes_over_between_two_fits(home):
     run.close()
 
 
+@pytest.mark.long
 def test_dropout_does_not_depend_on_the_split(home):
     torch.manual_seed(0)
     net = torch.nn.Sequential(

@@ -382,7 +382,7 @@ def other_batches():
         yield "stateful", lambda: loading.StatefulDataLoader(data, **others), BATCH
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "make", "batch"), [*other_batches()])
 def test_a_run_does_not_go_on_in_other_batches(pair, tmp_path, kind, make, batch):
     """So many of them have other rows: some would be left out, or taken twice."""
@@ -574,6 +574,7 @@ def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
     run.close()
 
 
+@pytest.mark.long
 def test_a_run_saves_itself_and_goes_on_from_there_after_any_end(pair, tmp_path):
     options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
     uninterrupted = deployed(pair)
@@ -610,6 +611,7 @@ def test_a_run_saves_itself_by_time(pair, tmp_path):
     run.close()
 
 
+@pytest.mark.long
 def test_the_state_that_is_gone_back_to_knows_its_place_too(tmp_path):
     with memory_home(2) as home:
         run = deployed(home, protect=3)
@@ -670,6 +672,7 @@ def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
     again.close()
 
 
+@pytest.mark.long
 def test_a_rate_that_was_set_by_hand_is_saved(pair, tmp_path):
     net = make_net()
     run, made = deployed(pair, net), torch.optim.SGD(net.parameters(), 0.1)

@@ -246,7 +246,7 @@ def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, mul
             assert steps[device, segment.name] == (total if len(replicas) > 1 else None)
 
 
-@pytest.mark.few(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPLITS)
 def test_no_order_of_events_can_block_a_program(name):
     plan, segments = make(SPLITS[name])

@@ -61,6 +61,7 @@ def hidden_in(text):
     return [char for char in text if char in ALL or not char.isprintable()]
 
 
+@pytest.mark.long
 def test_no_character_is_left_that_cannot_be_seen():
     every = [chr(code) for code in range(sys.maxunicode + 1)]
     shown = harmless("".join(every))

@@ -60,7 +60,7 @@ def test_the_simulated_peak_is_between_the_closed_forms(seed, branches):
         assert not above, (plan, above)
 
 
-@pytest.mark.few(6)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_what_is_said_to_fit_holds_by_the_simulator(seed):
     """What planners take for granted where there is memory in plenty."""

@@ -51,7 +51,7 @@ def test_it_switches_as_processes_do_to_the_bit(home, process_home):
     assert all(torch.equal(state[name], weights[name]) for name in weights)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [STAGES, (((A, B), (3, 1)),)], ids=["pipeline", "replicas"])
 def test_it_computes_what_processes_compute_to_the_bit(home, process_home, stages):
     (losses, state), (expected, weights) = trained(home, *stages), trained(process_home, *stages)

@@ -141,6 +141,7 @@ def test_a_slider_plans_again_in_the_background(watched, page):
     run.close()
 
 
+@pytest.mark.long
 def test_an_imagined_home_is_planned_for(watched, page):
     home, model, plans = watched
     run = home.deploy(plans.best, model).wait()

@@ -90,6 +90,7 @@ def test_a_file_that_takes_all_memory_takes_none_of_this_process(
     assert grown_kib < 256 << 10
 
 
+@pytest.mark.long
 def test_constants_that_would_come_home_large_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

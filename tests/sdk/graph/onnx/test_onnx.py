@@ -167,7 +167,7 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
 # --- made of torch's operators --------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 5])
 def test_made_of_torchs_operators_it_answers_alike(made, rows):
     case, path = made
@@ -259,6 +259,7 @@ TWO = np.float32(2)
 WHOLE = "a = Mul(x, ten) b = Cast<to=7>(a) y = Pow(b, exponent)"
 
 
+@pytest.mark.long
 def test_a_power_of_whole_numbers_is_whole(tmp_path):
     model = Model.from_onnx(saved(tmp_path, parsed(WHOLE, ten=np.float32(10), exponent=TWO)))
     model = model.as_torch()

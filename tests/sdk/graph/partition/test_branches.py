@@ -75,7 +75,7 @@ def test_any_graph_keeps_a_running_order_and_a_branch_is_what_one_operand_of_a_j
     assert ends[-1] == n
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [TwoEncoders, ForkedStem])
 @pytest.mark.parametrize("training", [False, True])
 def test_layers_say_to_whom_they_hand_what(kind, training):

@@ -86,7 +86,7 @@ def test_training_is_that_of_a_module_with_the_roundings_written_in(shape):
         assert torch.equal(segment.read(name), parameter), name
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_the_same_wherever_a_plan_cuts(name):
     case = CASES[name]

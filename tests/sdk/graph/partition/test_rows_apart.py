@@ -184,7 +184,7 @@ def test_a_sequence_that_comes_first_is_refused(kind):
         Model.from_torch(make(), torch.randn(6, 3, 4))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_a_recurrent_layer_is_taken_without_a_word(kind):

@@ -56,6 +56,7 @@ def test_random_networks_in_random_shares_are_the_whole(kind, seed):
         assert is_near(gradients[names[id(own)]], parameter.grad), names[id(own)]
 
 
+@pytest.mark.long
 def test_every_heavy_weight_of_a_language_model_is_cut():
     net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
     model = Model.from_torch(net, torch.zeros(2, 3, dtype=torch.int64)).divided((1, 3))

@@ -289,7 +289,7 @@ class Packed(torch.nn.Module):
         return states[torch.arange(x.shape[0]), lengths - 1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("make", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_packed_sequences_are_told_what_to_do_and_that_does(make):
     x = torch.randn(4, 5, 4)

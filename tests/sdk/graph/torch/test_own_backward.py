@@ -241,6 +241,7 @@ class Forces(nn.Module):
         return force[:, :2]
 
 
+@pytest.mark.long
 def test_a_gradient_inside_of_the_forward_pass_is_refused():
     with pytest.raises(ModelError, match=r"takes a gradient.*torch.autograd.grad"):
         trained_alike(Forces())

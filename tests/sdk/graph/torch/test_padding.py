@@ -33,7 +33,7 @@ X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 NO_PAD = torch.zeros(4, 5, dtype=torch.bool)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("by_name", [True, False])
 def test_an_encoder_with_a_padding_mask_is_told_whatever_the_example_pads(by_name):
     with pytest.warns(UserWarning, match="padding mask of encoder .* enable_nested_tensor=False"):

@@ -65,7 +65,7 @@ def in_place(x):
     return torch.vmap(changed)(x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("function", [causal, by_rows, by_columns, with_constants, twice, in_place])
 def test_a_function_under_vmap_gives_what_it_gives_on_one_machine(function, home):
     torch.manual_seed(0)
@@ -97,6 +97,7 @@ def _trained(net, x, y):
     return losses
 
 
+@pytest.mark.long
 def test_rows_that_vmap_mixes_are_refused():
     def mixed(x):
         return torch.vmap(lambda column: column * column.sum())(x.T).T

@@ -174,7 +174,7 @@ class Pooled(nn.Module):
         return self.after(self.pool(self.before(x)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
     torch.manual_seed(0)

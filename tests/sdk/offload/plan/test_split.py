@@ -365,6 +365,7 @@ def test_the_papers_rules_are_kept_where_they_are_asked_for():
         assert split.latency_s >= Splitter(sharing).share(rate).latency_s - 1e-12
 
 
+@pytest.mark.long
 def test_more_bandwidth_never_hurts():
     splitter, best = Splitter(chain(reach=1, latency_s=0.01)), []
     for rate in (0, 1e2, 1e3, 1e4, 1e5):

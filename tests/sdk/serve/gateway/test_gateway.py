@@ -395,6 +395,7 @@ def test_no_header_says_which_connection_asks():
     assert askers == [own]
 
 
+@pytest.mark.long
 def test_connections_that_break_and_come_again_from_one_port_take_one_place():
     limit = ConnectionLimit(max_of_address=8)
     with Gateway(dict, limit=limit) as opened:

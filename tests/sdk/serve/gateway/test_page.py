@@ -57,6 +57,7 @@ def path_of(gateway):
     return gateway.watch_url.removeprefix(gateway.url)
 
 
+@pytest.mark.long
 def test_the_page_its_script_and_live_frames_come_over_tls(home, tmp_path):
     certificate, key = certified(tmp_path)
     with home.gateway(certificate=certificate, key=key, token="t0k", watch=True) as gateway:

@@ -110,6 +110,7 @@ def test_all_of_them_have_too_little_room_says_so(wide):
         assert not home.services
 
 
+@pytest.mark.long
 def test_a_device_that_can_hold_it_alone_does(wide):
     with home_of(a=FEW, b=MANY) as home:
         service = home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()

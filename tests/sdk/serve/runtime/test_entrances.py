@@ -116,6 +116,7 @@ def test_nobody_is_an_entrance_of_what_has_ended(own_home, model):
         entrance.ask(torch.randn(1, 8))
 
 
+@pytest.mark.long
 def test_a_device_that_went_is_handed_nothing_and_the_other_answers(model, net):
     with memory_home(2) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LIMIT_S)).wait()

@@ -24,6 +24,7 @@ def of_net(net, x):
         return net(x)
 
 
+@pytest.mark.long
 def test_answers_any_number_of_rows_as_one_machine(birds, net):
     for rows in (1, 2, 3, 17, 200):
         x = torch.randn(rows, 8)
@@ -31,6 +32,7 @@ def test_answers_any_number_of_rows_as_one_machine(birds, net):
     assert birds.stats.n_answered == 5
 
 
+@pytest.mark.long
 def test_what_was_asked_may_be_overwritten_at_once(birds, net):
     x = torch.empty(2, 8)
     futures = []
@@ -55,6 +57,7 @@ def standing_still(home):
         ended.set()
 
 
+@pytest.mark.long
 def test_rows_of_many_callers_are_joined_and_answered_apart(own_home, model, net, monkeypatch):
     """Many have come before the first is answered, and a batch takes as long as one row."""
     looks_s = (1e-3 * i for i in count())
@@ -72,6 +75,7 @@ def test_rows_of_many_callers_are_joined_and_answered_apart(own_home, model, net
         assert set(birds.stats.by_device) <= set(birds.devices)
 
 
+@pytest.mark.long
 def test_several_services_run_side_by_side(own_home, model, net):
     names = ("a", "b", "c")
     served = [own_home.serve(model, n, slo=potluck.Latency(LONG_S)).wait() for n in names]
@@ -232,6 +236,7 @@ def test_only_a_frequency_service_takes_streams(birds):
         birds.stream([torch.zeros(1, 8)])
 
 
+@pytest.mark.long
 def test_a_home_shows_its_services_by_who_has_them_and_what_became_of_requests(own_home, model):
     assert "Services" in repr(own_home.services)
     slo = potluck.Latency(120.0)
