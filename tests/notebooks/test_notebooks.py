@@ -94,12 +94,14 @@ def test_each_step_shows_itself_as_html(executed):
     assert "FloatProgress" in shown  # a live bar for each long call
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_handle_at_the_end_of_a_cell_gives_way_to_its_result(executed):
     shown = "\n".join(text_of(cell) for cell in executed.cells)
     assert 'id="potluck-progress-' not in shown
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_wants_their_laptop_back_gets_it(executed):
     (switched,) = (cell for cell in executed.cells if "run.switch(" in cell.source)
