@@ -197,6 +197,7 @@ def test_what_is_refused_does_not_send_in_a_circle(between, x, says):
         Model.from_torch(Odd(between), x)
 
 
+@pytest.mark.long
 def test_a_decoder_that_has_labels_alone_is_told_what_answers_need():
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
