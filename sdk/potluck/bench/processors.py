@@ -149,19 +149,26 @@ def _times(threads: int, settings: Mapping[str, float]) -> Times:
     documents = {"torch": _graph(network, x), "onnxruntime": _onnx(network, int(settings["width"]))}
     lessons = {"torch": _graph(network, x, y)}
     workers = {backend: _Worker(backend, threads) for backend in BACKENDS}
-    times: Times = {what: [] for what in ("own", "own train", *_COMPARED)}
+
+    def turn() -> dict[str, float]:
+        seconds = {"own": own.forward_s(), "own train": own.train_s()}
+        for backend, worker in workers.items():
+            seconds[backend] = worker.forward_s(documents[backend], x.shape[0], repeats)
+        seconds["torch train"] = workers["torch"].train_s(lessons["torch"], len(x), repeats)
+        return seconds
+
     try:
-        for turn in range(1 + int(settings["rounds"])):
-            seconds = {"own": own.forward_s(), "own train": own.train_s()}
-            for backend, worker in workers.items():
-                seconds[backend] = worker.forward_s(documents[backend], x.shape[0], repeats)
-            seconds["torch train"] = workers["torch"].train_s(lessons["torch"], len(x), repeats)
-            for what, taken_s in seconds.items() if turn else ():  # the first is a warm-up
-                times[what].append(taken_s)
+        return _in_turns(turn, int(settings["rounds"]))
     finally:
         for worker in workers.values():
             worker.close()
-    return times
+
+
+def _in_turns(turn: Callable[[], Mapping[str, float]], n_rounds: int) -> Times:
+    """Seconds of each thing that a turn does, in every round; the first is a warm-up."""
+    turn()
+    rounds = [turn() for _ in range(n_rounds)]
+    return {what: [seconds[what] for seconds in rounds] for what in rounds[0]}
 
 
 def accelerator_times(kind: str, settings: Mapping[str, float]) -> Times:
@@ -182,20 +189,19 @@ def accelerator_times(kind: str, settings: Mapping[str, float]) -> Times:
     document, lesson = _graph(network, x), _graph(network, x, y)
     own = _Own(network.to(kind), x.to(kind), y.to(kind), repeats)
     worker = _Worker("torch", 1, "" if kind == "cpu" else f"{kind}:0")
-    times: Times = {what: [] for what in ("own", "own train", "torch", "torch train")}
+
+    def turn() -> dict[str, float]:
+        return {
+            "own": own.forward_s(),
+            "own train": own.train_s(),
+            "torch": worker.forward_s(document, len(x), repeats),
+            "torch train": worker.train_s(lesson, len(x), repeats),
+        }
+
     try:
-        for turn in range(1 + int(settings["rounds"])):
-            seconds = {
-                "own": own.forward_s(),
-                "own train": own.train_s(),
-                "torch": worker.forward_s(document, len(x), repeats),
-                "torch train": worker.train_s(lesson, len(x), repeats),
-            }
-            for what, taken_s in seconds.items() if turn else ():  # the first is a warm-up
-                times[what].append(taken_s)
+        return _in_turns(turn, int(settings["rounds"]))
     finally:
         worker.close()
-    return times
 
 
 class _Own:

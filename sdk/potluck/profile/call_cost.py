@@ -5,18 +5,18 @@ A layer that is measured alone takes it as well. A stage takes it once, so it is
 pieces and is no layer's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from statistics import mean
 
 from potluck.records import LayerCost
-from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
+from potluck_wire.graph import BATCH, Graph, Input, Node, Output, Parameter, Ref, Symbol
 from potluck_wire.segment import dumps
 
 N_FEW, N_MANY = 1, 9  # operators of the two tiny pieces
 LEAST_FRAC = 0.01  # of a layer's time is its own, whatever the noise
 NO_CALL = LayerCost(rows=(1,), forward_s=(0.0,), update_s=0.0, sgd_s=(0.0, 0.0))
-BATCH = "batch"
 _WIDTH = 8
 
 
@@ -83,18 +83,18 @@ def without(cost: LayerCost, call: LayerCost) -> LayerCost:
         See `call_cost`.
     """
 
-    def own(seconds: Sequence[float], call_s: float) -> tuple[float, ...]:
-        return tuple(max(LEAST_FRAC * each, each - call_s) for each in seconds)
+    def own_s(each_s: float, call_s: float) -> float:
+        return max(LEAST_FRAC * each_s, each_s - call_s)
 
-    update_s = own(() if cost.update_s is None else (cost.update_s,), call.update_s or 0.0)
+    def own(seconds: Sequence[float], calls_s: Iterable[float]) -> tuple[float, ...]:
+        return tuple(map(own_s, seconds, calls_s))
+
     return replace(
         cost,
-        forward_s=own(cost.forward_s, call.forward_s[0]),
-        backward_s=own(cost.backward_s, call.backward_s[0] if call.backward_s else 0.0),
-        update_s=update_s[0] if update_s else None,
-        sgd_s=tuple(
-            own((each,), call_s)[0] for each, call_s in zip(cost.sgd_s, call.sgd_s, strict=False)
-        ),
+        forward_s=own(cost.forward_s, repeat(call.forward_s[0])),
+        backward_s=own(cost.backward_s, repeat(call.backward_s[0] if call.backward_s else 0.0)),
+        update_s=None if cost.update_s is None else own_s(cost.update_s, call.update_s or 0.0),
+        sgd_s=own(cost.sgd_s, call.sgd_s),
     )
 
 
