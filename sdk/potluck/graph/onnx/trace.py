@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from potluck.errors import ModelError
 from potluck.graph.onnx.checks import array, called, check, given
+from potluck.graph.onnx.operator_rows import mixed_by_one_operator
 from potluck.graph.onnx.trial_run import ROWS, TrialRun, TrialValue, run_apart
 from potluck.graph.partition.outputs import APART, check_outputs
 from potluck.graph.traced import Traced, Type
@@ -98,7 +99,7 @@ def trace(
             *((kinds[name],) for name in (*(value.name for value in graph.input), *tensors)),
             *(tuple(kinds.get(name, missing) for name in node.output) for node in graph.node),
         ),
-        by_rows=frozenset(refs[name] for name in _by_rows(graph, moving, run)),
+        by_rows=frozenset(refs[name] for name in _by_rows(model, moving, run)),
         tensors=tensors,
     )
     outputs = [quoted(value.name) for value in original.output]
@@ -167,14 +168,17 @@ def varying(graph: onnx.GraphProto) -> frozenset[str]:
     return frozenset(found)
 
 
-def _by_rows(graph: onnx.GraphProto, moving: frozenset[str], run: TrialRun) -> frozenset[str]:
+def _by_rows(model: onnx.ModelProto, moving: frozenset[str], run: TrialRun) -> frozenset[str]:
     """Values that count rows. What is made of something that all rows have in common, such as the
     scale of `DynamicQuantizeLinear`, does not, however little a trial shows of it: what is made of
-    the data and has a shape without rows.
+    the data and has a shape without rows, and what one operator mixes, tried alone.
     """
     values = run.values
     mixed = {name for name in moving & values.keys() if len({*values[name].shapes}) == 1}
-    for node in graph.node:
+    mixed |= mixed_by_one_operator(
+        model, {name: values[name] for name in moving & values.keys() if values[name].is_by_rows}
+    )
+    for node in model.graph.node:
         if mixed & {*node.input, *node.output}:
             mixed |= {*node.output}
     return frozenset(name for name in values.keys() - mixed if values[name].is_by_rows)
@@ -256,7 +260,7 @@ def _run(model: onnx.ModelProto, moving: frozenset[str], file: str) -> TrialRun:
 def _sized(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
     kind = value.type.tensor_type
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return value.name, dtype.name, tuple(dim.dim_value for dim in kind.shape.dim[1:])
+    return value.name, dtype.name, (1, *(dim.dim_value for dim in kind.shape.dim[1:]))
 
 
 def _type(seen: TrialValue) -> Type:

@@ -65,8 +65,8 @@ def run_apart(
     inputs: Iterable[tuple[str, str, tuple[int, ...]]],
     *,
     watched: Iterable[str],
-    still: Iterable[str],
-    wanted: Iterable[str],
+    still: Iterable[str] = (),
+    wanted: Iterable[str] = (),
     file: str = "the model",
 ) -> TrialRun:
     """Run the model on made-up rows.
@@ -76,7 +76,7 @@ def run_apart(
     model
         An ONNX model whose outputs are `watched`.
     inputs
-        Name, type and sizes behind the batch of each.
+        Name, type and shape at one row of each.
     watched
         The names of its outputs.
     still
@@ -231,12 +231,15 @@ def _keep_within(memory_bytes: int, output_bytes: int, lasts_s: int) -> None:
 def _runs(session: Any, order: dict[str, Any]) -> "Iterator[dict[str, Array]]":
     """Every value, on three rows, on the first of them, and on the other two."""
     inputs = {
-        name: _example(dtype, [ROWS, *sizes], seed)
-        for seed, (name, dtype, sizes) in enumerate(order["inputs"])
+        name: _example(dtype, [ROWS * shape[0], *shape[1:]], seed)
+        for seed, (name, dtype, shape) in enumerate(order["inputs"])
     }
     names = order["watched"]
     for start, stop in ((0, ROWS), (0, PART), (PART, ROWS)):
-        fed = {name: array[start:stop] for name, array in inputs.items()}
+        fed = {
+            name: inputs[name][start * shape[0] : stop * shape[0]]
+            for name, _, shape in order["inputs"]
+        }
         yield fed | dict(zip(names, session.run(names, fed), strict=True))
 
 

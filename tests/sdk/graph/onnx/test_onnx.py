@@ -336,6 +336,38 @@ def test_what_is_made_of_all_rows_is_refused_though_no_trial_shows_it(reduce, ax
         Model.from_onnx(saved(tmp_path, model))
 
 
+MIX_ROWS = {
+    "CumSum": "c = CumSum(b, first)",
+    "Softmax": "c = Softmax<axis=0>(b)",
+    "LogSoftmax": "c = LogSoftmax<axis=0>(b)",
+    "LpNormalization": "c = LpNormalization<axis=0>(b)",
+    "MeanVarianceNormalization": "c = MeanVarianceNormalization<axes=[0, 2, 3]>(b)",
+    "Slice": "c = Slice(b, last, end, axes, last)",
+    "Trilu": "d = Reshape(b, flat) e = Trilu(d) c = Reshape(e, shape)",
+}
+WHOLE_NUMBERS = {
+    "first": np.int64(0),
+    "axes": np.array([0]),
+    "last": np.array([-1]),
+    "end": np.array([-(2**31)]),
+    "flat": np.array([-1, 256]),
+    "shape": np.array([-1, 4, 8, 8]),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("operator", MIX_ROWS)
+@pytest.mark.parametrize("hidden", ["a = Sub(x, large) b = Relu(a)", "b = Clip(x, large, large)"])
+def test_an_operator_that_mixes_rows_is_refused_though_no_trial_shows_it(
+    operator, hidden, tmp_path
+):
+    """What it gets is the same in every row of a trial; it is seen alone."""
+    nodes = f"{hidden} {MIX_ROWS[operator]} y = Add(x, c)"
+    model = parsed(nodes, large=np.float32(50), **WHOLE_NUMBERS)
+    with pytest.raises(ModelError, match=r"y does not hold one result"):
+        Model.from_onnx(saved(tmp_path, model))
+
+
 def test_what_has_a_value_s_type_alone_is_not_made_of_its_rows(tmp_path):
     model = parsed("a = CastLike(two, x) y = Mul(x, a)", two=np.int64(2))
     assert Model.from_onnx(saved(tmp_path, model)).layers()
