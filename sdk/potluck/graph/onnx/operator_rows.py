@@ -58,7 +58,7 @@ def mixed_by_one_operator(model: onnx.ModelProto, by_rows: Mapping[str, TrialVal
         )
     apart.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched)
     try:
-        seen = run_apart(apart.SerializeToString(), inputs, watched=watched)
+        alone = run_apart(apart.SerializeToString(), inputs, watched=watched)
     except ModelError:
         return set()
-    return {name for name in watched if not seen.values[name].is_by_rows}
+    return {name for name in watched if not alone.values[name].is_by_rows}
