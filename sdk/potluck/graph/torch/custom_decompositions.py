@@ -119,8 +119,26 @@ def _resized(node: Any) -> Callable[..., Any] | None:
     return resized
 
 
+def _multilabel_margin(_: Any) -> Callable[..., Any]:
+    """What follows a row's first negative label is none: torch's way counts it as one."""
+
+    def loss(x: Any, target: Any, reduction: int = 1) -> Any:
+        n_classes = x.shape[-1]
+        is_label = target.ge(0).cumprod(-1).bool()
+        label = torch.where(is_label, target, 0)
+        matches = label.unsqueeze(-1) == torch.arange(n_classes)
+        is_right = (matches & is_label.unsqueeze(-1)).any(-2, keepdim=True)
+        margin = (1 - x.gather(-1, label).unsqueeze(-1) + x.unsqueeze(-2)).relu()
+        counts = is_label.unsqueeze(-1) & ~is_right
+        each = torch.where(counts, margin, 0.0).sum((-2, -1)) / n_classes
+        return (each, each.mean(), each.sum())[reduction]
+
+    return loss
+
+
 WAYS: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
     "aten.copy.default": _copy,
+    "aten.multilabel_margin_loss.default": _multilabel_margin,
     "aten.sgn.default": _sign,
     "aten.rrelu.default": _rrelu,
     "aten.embedding_bag.padding_idx": _bags,

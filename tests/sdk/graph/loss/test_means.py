@@ -161,6 +161,12 @@ def test_a_small_share_of_other_rows_in_an_output_is_refused():
 # --- means ---
 
 
+def _several():
+    """Labels of each row, none, some or all of the classes; what follows -1 is none."""
+    order = torch.rand(ROWS, 4).argsort(1)
+    return torch.where(torch.arange(4) == torch.arange(ROWS)[:, None] % 5, -1, order)
+
+
 def _labels():
     return torch.randint(0, 4, (ROWS,))
 
@@ -225,6 +231,7 @@ MEANS = {
         nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double()),
         (_labels,),
     ),
+    "margins of labels": (nn.MultiLabelMarginLoss(), (_several,)),
     "hinge": (nn.HingeEmbeddingLoss(margin=2.0), (_signs,)),
     "ranking": (nn.MarginRankingLoss(0.1), (_values, _signs)),
     "triplets": (nn.TripletMarginLoss(swap=True), (_values, _marks)),
