@@ -26,7 +26,7 @@ from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.decompose import decompose
 from potluck.graph.torch.default_type import check_default_type
 from potluck.graph.torch.draws import note_rows
-from potluck.graph.torch.export_program import TRY, export, first_line
+from potluck.graph.torch.export_program import TRY, export, exporting, first_line
 from potluck.graph.torch.in_place import without_changes
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import HALF, autocasting
@@ -126,15 +126,16 @@ def trace(
         autocast=autocast,
         compares_rows=compares_rows,
     )
-    try:
-        return again(lines=False)
-    except ModelError as error:
-        refused = error
-    try:
-        again(lines=True)
-    except ModelError as error:
-        raise error from refused.__cause__
-    raise refused
+    with exporting:
+        try:
+            return again(lines=False)
+        except ModelError as error:
+            refused = error
+        try:
+            again(lines=True)
+        except ModelError as error:
+            raise error from refused.__cause__
+        raise refused
 
 
 def _trace(

@@ -7,7 +7,6 @@ example has got into the model.
 """
 
 import io
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.onnx.agreement import check_agreement
 from potluck.graph.onnx.ports import port
+from potluck.graph.torch.export_program import exporting
 from potluck_wire.graph import (
     BATCH,
     FLOATS,
@@ -37,7 +37,6 @@ from potluck_wire.onnx_operators import OPERATORS
 
 OPSET = 20  # the first with Gelu; onnxruntime 1.19 runs it
 ROWS = (2, 3)
-_exporting = threading.Lock()  # the exporter keeps its settings in globals
 
 
 class _Piece(torch.nn.Module):
@@ -208,7 +207,7 @@ def _exported(graph: Graph, rows: int, weights: Sequence[torch.Tensor]) -> onnx.
         }
         for i, p in enumerate(graph.inputs)
     }
-    with _exporting, warnings.catch_warnings():
+    with exporting, warnings.catch_warnings():
         # this exporter is called old; the new one needs a package more, and seconds
         warnings.simplefilter("ignore")
         written = io.BytesIO()

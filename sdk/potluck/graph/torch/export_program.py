@@ -7,6 +7,7 @@ import io
 import logging
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ _OWN_WEIGHTS = (
 # a CNN of 8 layers: 123 ms without what is kept, 167 with it; 40 layers of two kinds: 308 and 218
 FEW_MODULES = 16
 _PLAIN_LEN = builtins.len
+exporting = threading.RLock()  # torch's exporters and tracers keep what they are at in globals
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 

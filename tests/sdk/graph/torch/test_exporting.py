@@ -2,6 +2,7 @@
 not taken.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -314,3 +315,15 @@ def test_a_change_that_cannot_be_followed_is_named():
 
     with pytest.raises(ModelError, match=r"weight\.data\.clamp_.*parametrize"):
         Model.from_torch(Bounded(4, 3), torch.randn(3, 4))
+
+
+def test_models_are_made_in_several_threads():
+    """torch's exporter keeps what it is at in globals."""
+    nets = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, n)) for n in (2, 3, 4, 5)]
+
+    def made(net):
+        return Model.from_torch(net, torch.randn(2, 8))
+
+    with ThreadPoolExecutor(len(nets)) as pool:
+        models = list(pool.map(made, nets))
+    assert [m.segment(0, len(m.layers()))[1].outputs[0].shape[1] for m in models] == [2, 3, 4, 5]
