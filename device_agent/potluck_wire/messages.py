@@ -439,6 +439,9 @@ class GrantService(Message):
     a `run` the service is withdrawn. `asks_per_s`: how often that member may ask here, 0: not at
     all; `hands_on`: requests may be handed on to it. `run_s`: what one takes here. `limit_s`: none
     may take longer. `lasts_s`: then all that is granted here is over; 0: as long as the run.
+
+    Since 1.12 with "sizes", [{rows, program, run_s, inputs}]: what answers requests of several
+    rows; and for a peer with `rows`, the most of one that may be handed on to it (1).
     """
 
     service: str = ""
@@ -523,12 +526,14 @@ class Ask(Message):
     The outputs come back as values of program `answer`, then `AskEnded`. From a member that it is
     granted to, or from the service's own controller. `number` grows on each connection. `left_s`:
     until the answer must be there. `path`: the members that it went through, the entrance first.
+    `rows` (since 1.12): of its inputs, as the grant has a program for.
     """
 
     number: int = 0
     service: str = ""
     left_s: float = 0.0
     path: tuple[str, ...] = ()
+    rows: int = 1
 
 
 @_message

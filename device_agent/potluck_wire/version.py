@@ -8,7 +8,7 @@ import re
 
 from potluck_wire.errors import WireCode, WireError
 
-VERSION: tuple[int, int] = (1, 11)
+VERSION: tuple[int, int] = (1, 12)
 
 # The versions that have a feature.
 COMMON_BEGIN = (1, 1)  # `Execute.begin_s`
@@ -26,6 +26,7 @@ UPDATES = (1, 9)  # `norms`, `limit`, what else `step` may have, and optimizers 
 LEASE = (1, 9)  # `Lease`, `Prepare.lease` and `Prepare.term`
 SHARING = (1, 10)  # `Available`, `Measured.n_beside` and `Probed.n_beside`
 GRANTS = (1, 11)  # `GrantService`, `Ask`, and what belongs to them
+ASK_ROWS = (1, 12)  # `Ask.rows`, and "sizes" in a grant
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
 # `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`: who does not know them ignores them
 

@@ -3,18 +3,27 @@ computed here, handed on, or refused by name. Pure.
 
 `potluck_wire.request_handler` decides. To a program that is asked for, whoever asked stands where
 the notebook stands otherwise. A request that is handed on is such a program, too: its inputs go to
-the other device, and that one's outputs come back.
+the other device, and that one's outputs come back. Where that device refuses or is lost, the first
+one that had the request hands it to another, once.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from potluck_agent.core.ask_records import (
+    CODES,
+    ELSEWHERE,
+    REFUSALS,
+    SILENT_S,
+    AskUnderWay,
+    DeviceRequest,
+    Key,
+)
 from potluck_agent.core.events import OWNER, Buffer, PeerDevice, Sender
 from potluck_agent.core.execution import ASKED_STEP, Correspondent, Name, Unwanted
 from potluck_agent.core.graceful_leave import GracefulLeave
-from potluck_agent.core.grants import HAND_ON, PeerGrant, ServiceGrant
+from potluck_agent.core.grants import HAND_ON, GrantedProgram, PeerGrant, ServiceGrant
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.worker_proxy import READY
 from potluck_agent.core.workspaces import Workspace, Workspaces
@@ -41,58 +50,10 @@ from potluck_wire.request_handler import (
     Offload,
     Refuse,
     Serve,
-    ServeRefusal,
     Way,
     by_idle_goodput,
     decide,
-    is_route,
 )
-
-CODES = {
-    value for kind in (RefusalCode, FailureCause) for name, value in vars(kind).items()
-    if name.isupper()
-}  # fmt: skip
-REFUSALS = {
-    ServeRefusal.TIMED_OUT: RefusalCode.LATE,
-    ServeRefusal.OFFLOADED_TOO_OFTEN: RefusalCode.HOPS,
-}
-
-SILENT_S = 5 * STANDING_S  # who has not said for so long how it stands is not asked
-
-Key = tuple[str, int]  # of who asked, or is asked, and its number there
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRequest:
-    """A request as the decision sees it; `path` ends with this device."""
-
-    service: str
-    arrived_s: float
-    deadline_s: float
-    path: tuple[str, ...]
-    work: float = 1.0
-    fps: float = 0.0
-
-    @property
-    def n_offloads(self) -> int:
-        """How often it was handed on."""
-        return len(self.path) - 1
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class AskUnderWay:
-    """A request that is not answered yet. `to`: whom it was handed on to; its report is kept until
-    all of the answer has gone on.
-    """
-
-    asker: Key
-    asker_name: str  # HOME: its own notebook
-    request: DeviceRequest
-    name: Name
-    to: Key | None = None
-    to_name: str = ""
-    report: AskEnded | None = None
-    is_through: bool = False
 
 
 class AskExchange:
@@ -110,6 +71,7 @@ class AskExchange:
     ) -> None:
         self._name, self._out = settings.name, out
         self._workspaces, self._members = workspaces, members
+        self._kept_bytes = settings.inbound_bytes // 2  # answers have the other half of the arena
         self._departure = departure
         self._rng = Random(settings.key)
         self._asked: dict[Key, AskUnderWay] = {}
@@ -148,16 +110,17 @@ class AskExchange:
             return RefusalCode.BUSY, "another notebook's service has this name"
         run = own.plans.runs.get(message.run)
         epoch = run.epochs.get(message.epoch) if run is not None else None
-        layout = epoch.layouts.get(message.program) if epoch is not None else None
-        if layout is None:
+        if epoch is None or message.program not in epoch.layouts:
             return RefusalCode.UNKNOWN_RUN, "no such program is loaded"
         try:
-            own.grants.put(message, document, layout, own.worker.computed_s, now_s)
+            own.grants.put(message, document, epoch.layouts, own.worker.computed_s, now_s)
         except WireError as error:
             return RefusalCode.DOCUMENT, error.text
         return None
 
     def _may_go_on(self, own: Workspace, each: AskUnderWay, now_s: float) -> bool:
+        if each.asker_name == HOME and each.to is None:  # its notebook's own, on its own run
+            return True
         grant = own.grants.services.get(each.request.service)
         if grant is None or grant.message.run != each.name.run:
             return False
@@ -192,7 +155,7 @@ class AskExchange:
 
     def _ask(self, sender: Sender, ask: Ask, now_s: float) -> None:
         try:
-            name, (own, grant) = self._admit(sender, ask, now_s)
+            name, own, grant = self._admit(sender, ask, now_s)
         except Unwanted as unwanted:
             self._refuse((sender.key, ask.number), unwanted.code, unwanted.text)
             return
@@ -201,11 +164,13 @@ class AskExchange:
             arrived_s=now_s,
             deadline_s=now_s + min(ask.left_s, grant.message.limit_s),
             path=(*ask.path, self._name),
+            rows=ask.rows,
+            work=grant.work(ask.rows),
         )
         decision = decide(
             request,
-            self._local(own, grant, now_s),
-            lambda: self._candidates(own, grant, sender.key, now_s),
+            self._local(own, grant, request, now_s),
+            lambda: self._candidates(own, grant, request, sender.key, (), now_s),
             now_s,
             self._rng,
             by_idle_goodput,
@@ -219,9 +184,7 @@ class AskExchange:
             case Refuse(reason):
                 self._refuse(asker, REFUSALS.get(reason, RefusalCode.INSUFFICIENT), reason.value)
 
-    def _admit(
-        self, sender: Sender, ask: Ask, now_s: float
-    ) -> tuple[str, tuple[Workspace, ServiceGrant]]:
+    def _admit(self, sender: Sender, ask: Ask, now_s: float) -> tuple[str, Workspace, ServiceGrant]:
         """What its notebook calls who asks, and the service. `Unwanted` where that may not be."""
         if ask.number <= self._latest.get(sender.key, 0):
             raise Unwanted(RefusalCode.PATH, f"number {ask.number} was asked under before")
@@ -231,16 +194,18 @@ class AskExchange:
         name = HOME if sender.role == OWNER else self._name_of(own, sender.key) if own else ""
         if own is None or grant is None or (name == HOME and own.key != sender.key):
             raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
-        if name != HOME:
-            peer = grant.peer(name, now_s)
-            if peer is None or not peer.asks_per_s:
-                raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
-            if not peer.takes(now_s):
-                text = f"{peer.asks_per_s:g} requests a second are granted"
-                raise Unwanted(RefusalCode.TOO_OFTEN, text)
+        peer = grant.peer(name, now_s)
+        if name != HOME and (peer is None or not peer.asks_per_s):
+            raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
+        if ask.rows not in grant.programs:
+            granted = ", ".join(map(str, grant.programs))
+            raise Unwanted(RefusalCode.DOCUMENT, f"requests have {granted} rows, not {ask.rows}")
+        if name != HOME and peer is not None and not peer.takes(grant.work(ask.rows), now_s):
+            text = f"{peer.asks_per_s:g} requests a second are granted"
+            raise Unwanted(RefusalCode.TOO_OFTEN, text)
         self._check_path(ask.path, name)
-        self._check_room(own, grant)
-        return name, (own, grant)
+        self._check_room(own, grant, grant.programs[ask.rows])
+        return name, own, grant
 
     def _check_path(self, path: tuple[str, ...], name: str) -> None:
         """`Unwanted` where a request that comes from there cannot have gone this way."""
@@ -253,40 +218,60 @@ class AskExchange:
         if len(path) > MAX_OFFLOADS:
             raise Unwanted(RefusalCode.HOPS, f"it was handed on {len(path)} times")
 
-    def _check_room(self, own: Workspace, grant: ServiceGrant) -> None:
+    def _check_room(self, own: Workspace, grant: ServiceGrant, program: GrantedProgram) -> None:
         """`Unwanted` where nothing more is begun."""
         run = own.plans.runs.get(grant.message.run)
         if run is None or grant.message.epoch not in run.epochs:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, "its model is not loaded any more")
         if why := self._departure.reason:
             raise Unwanted(RefusalCode.LEAVING, f"it wants to leave: {why}")
-        n_asks = sum(each.name.run in own.plans.runs for each in self._asked.values())
+        n_asks = len(self._of(own))
         if n_asks >= MAX_ASKS:
             raise Unwanted(RefusalCode.BUSY, f"{n_asks} requests are under way")
-        if crowded := own.work.crowded(grant.layout):
+        if crowded := own.work.crowded(program.layout):
             raise Unwanted(RefusalCode.BUSY, crowded)
 
     # --- computing and handing on -----------------------------------------------------------------
 
-    def _local(self, own: Workspace, grant: ServiceGrant, now_s: float) -> list[LocalOption]:
+    def _of(self, own: Workspace) -> list[AskUnderWay]:
+        return [each for each in self._asked.values() if each.name.run in own.plans.runs]
+
+    def _local(
+        self, own: Workspace, grant: ServiceGrant, request: DeviceRequest, now_s: float
+    ) -> list[LocalOption]:
         if own.worker.state != READY:
             return []
-        n_runs = self._n_before(own, grant) + 1
-        return [LocalOption(Way.ALONE, now_s + n_runs * grant.message.run_s)]
+        run_s = grant.programs[request.rows].run_s
+        return [LocalOption(Way.ALONE, now_s + self._queue_s(own, grant) + run_s)]
 
-    def _n_before(self, own: Workspace, grant: ServiceGrant) -> int:
-        """Executions of its run that are under way on this device's worker."""
-        return own.work.n_under_way(grant.message.run, but=HAND_ON)
+    def _queue_s(self, own: Workspace, grant: ServiceGrant) -> float:
+        """What the executions of its run take that are under way on this device's worker."""
+        under_way = own.work.under_way(grant.message.run)
+        return sum(grant.run_s(program) for program in under_way if program != HAND_ON)
 
     def _candidates(
-        self, own: Workspace, grant: ServiceGrant, asker: str, now_s: float
+        self,
+        own: Workspace,
+        grant: ServiceGrant,
+        request: DeviceRequest,
+        asker: str,
+        tried: Sequence[str],
+        now_s: float,
     ) -> list[CandidateServer]:
-        """The members that it may be handed on to, as they told of themselves last."""
+        """The members that it may be handed on to, as they told of themselves last; nobody, where
+        its inputs have no room to be kept meanwhile.
+        """
         members = self._members(own.key)
+        others = (each for each in self._of(own) if each.request is not request)
+        kept_bytes = sum(each.kept_bytes for each in others)
+        if kept_bytes + grant.programs[request.rows].input_bytes > self._kept_bytes:
+            return []
         found = []
         for name in grant.peers:
             peer, member = grant.peer(name, now_s), members.get(name)
-            if peer is None or member is None or member.key == asker:
+            if peer is None or member is None or member.key == asker or name in tried:
+                continue
+            if peer.rows < request.rows:
                 continue
             heard, delay_s = peer.heard, now_s - peer.heard_s
             if peer.hands_on and heard is not None and delay_s <= SILENT_S:
@@ -314,23 +299,65 @@ class AskExchange:
     ) -> None:
         """Have it computed here, or by `to_name`."""
         self._n_numbers += 1
-        number, service = self._n_numbers, grant.message.service
-        program = HAND_ON if to_name else grant.message.program
+        number, granted = self._n_numbers, grant.programs[request.rows]
+        program = HAND_ON if to_name else granted.name
         name = Name(grant.message.run, grant.message.epoch, program, ASKED_STEP + number)
         each = AskUnderWay(asker=asker, asker_name=asker_name, request=request, name=name)
         peers = {HOME: Correspondent(asker[0], ANSWER, asker[1])}
-        layout = grant.layout
         if to_name:
-            layout = grant.relay(to_name)
-            each.to_name, each.to = to_name, (self._members(own.key)[to_name].key, number)
-            peers[to_name] = Correspondent(each.to[0], ASK, number)
-            self._handed_on[each.to] = each
-            grant.peers[to_name].n_sent += 1
-            left_s = request.deadline_s - now_s
-            ask = Ask(number=number, service=service, left_s=left_s, path=request.path)
-            self._out.send(each.to[0], ask)
+            each.kept_bytes = granted.input_bytes
+            peers[HAND_ON] = self._hand(own, grant, each, to_name, now_s)
         self._asked[asker] = each
+        layout = granted.relay if to_name else granted.layout
         own.work.begin_asked(name, layout, peers, partial(self._ended, each), now_s)
+
+    def _hand(
+        self, own: Workspace, grant: ServiceGrant, each: AskUnderWay, to_name: str, now_s: float
+    ) -> Correspondent:
+        """Ask that member for it."""
+        self._n_numbers += 1
+        number, request = self._n_numbers, each.request
+        key = self._members(own.key)[to_name].key
+        each.to_name, each.to = to_name, (key, number)
+        each.tried.append(to_name)
+        self._handed_on[each.to] = each
+        grant.peers[to_name].n_sent += request.work
+        ask = Ask(
+            number=number,
+            service=request.service,
+            left_s=request.deadline_s - now_s,
+            path=request.path,
+            rows=request.rows,
+        )
+        self._out.send(key, ask)
+        return Correspondent(key, ASK, number)
+
+    def _is_elsewhere(self, each: AskUnderWay, code: str, now_s: float) -> bool:
+        """Whether it was handed to another device now, as nothing of an answer has come: only the
+        first one that had it does so, once.
+        """
+        own = self._workspaces.of_run(each.name.run)
+        grant = own.grants.services.get(each.request.service) if own is not None else None
+        is_first = each.asker_name == HOME and len(each.tried) == 1 and code in ELSEWHERE
+        if not is_first or own is None or grant is None or each.to is None:
+            return False
+        if each.is_through or not own.work.is_unanswered(each.name):
+            return False
+        decision = decide(
+            each.request,
+            (),
+            lambda: self._candidates(own, grant, each.request, each.asker[0], each.tried, now_s),
+            now_s,
+            self._rng,
+            by_idle_goodput,
+        )
+        if not isinstance(decision, Offload):
+            return False
+        del self._handed_on[each.to]
+        each.report = None
+        peer = self._hand(own, grant, each, decision.server, now_s)
+        own.work.send_again(each.name, HAND_ON, peer, now_s)
+        return True
 
     def place(self, key: str, value: Value) -> tuple[Workspace, Value]:
         """Whose value this is, and as which it goes on here. `Unwanted` where nobody waits for it,
@@ -343,7 +370,8 @@ class AskExchange:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, "it belongs to no request that is under way")
         grant = own.grants.services.get(each.request.service)
         if value.program == ASK and grant is not None:
-            wanted, got = grant.inputs.get(value.name), (value.dtype, value.shape)
+            inputs = grant.programs[each.request.rows].inputs
+            wanted, got = inputs.get(value.name), (value.dtype, value.shape)
             if wanted != got:
                 raise Unwanted(RefusalCode.DOCUMENT, f"{value.name!r:.80} is not {wanted}")
         return own, each.name.value(value)
@@ -358,14 +386,13 @@ class AskExchange:
 
     def _reported(self, each: AskUnderWay, report: AskEnded, now_s: float) -> None:
         """Whom it was handed on to says how it went."""
+        is_possible = each.is_possible(report)
         if report.code:
             code = report.code if report.code in CODES else RefusalCode.STATE
-            self._fail(each, code, f"{each.to_name}: {report.text}", now_s)
-        elif (
-            not is_route(report.path, each.to_name, each.request.path)
-            or len(report.hops_s) != len(report.path)
-            or min(report.hops_s) < 0
-        ):
+            each.report = report if is_possible else None
+            if not self._is_elsewhere(each, code, now_s):
+                self._fail(each, code, f"{each.to_name}: {report.text}", now_s)
+        elif not is_possible:
             text = f"{each.to_name} tells of a path that cannot be"
             self._fail(each, RefusalCode.PATH, text, now_s)
         else:
@@ -387,7 +414,8 @@ class AskExchange:
             return
         if each.to is not None:
             self._handed_on.pop(each.to, None)
-        after = each.report if each.report is not None and not code else AskEnded()
+        report = each.report
+        after = report if report is not None and bool(report.code) == bool(code) else AskEnded()
         answered = AskEnded(
             number=each.asker[1],
             code=code,
@@ -414,30 +442,26 @@ class AskExchange:
         handed on to it.
         """
         self._latest.pop(key, None)
-        self._fail_all(
-            [each for each in self._under_way() if key in (each.asker[0], (each.to or ("",))[0])],
-            FailureCause.PEER_LOST,
-            text,
-            now_s,
-        )
         for own in self._workspaces:
             for grant in own.grants.services.values():
                 if peer := grant.peers.get(self._name_of(own, key)):
                     peer.heard = None
+        for each in self._under_way():
+            is_asker, is_receiver = each.asker[0] == key, (each.to or ("",))[0] == key
+            if is_receiver and not is_asker:
+                is_receiver = not self._is_elsewhere(each, FailureCause.PEER_LOST, now_s)
+            if is_asker or is_receiver:
+                self._fail(each, FailureCause.PEER_LOST, text, now_s)
 
     def _under_way(self) -> list[AskUnderWay]:
         return list(self._asked.values())
-
-    def _fail_all(self, failing: Iterable[AskUnderWay], code: str, text: str, now_s: float) -> None:
-        for each in failing:
-            self._fail(each, code, text, now_s)
 
     # --- time -------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
         """Requests whose time is over end, and members hear how services stand."""
-        late = [each for each in self._under_way() if now_s >= each.request.deadline_s]
-        self._fail_all(late, RefusalCode.LATE, "its time is over", now_s)
+        for each in [x for x in self._under_way() if now_s >= x.request.deadline_s]:
+            self._fail(each, RefusalCode.LATE, "its time is over", now_s)
         for own in self._workspaces:
             members = self._members(own.key)
             for grant in own.grants.services.values():
@@ -449,7 +473,7 @@ class AskExchange:
     ) -> None:
         if own.worker.state != READY:
             return
-        standing = grant.standing(self._n_before(own, grant))
+        standing = grant.standing(self._queue_s(own, grant))
         for name in grant.peers:
             peer, member = grant.peer(name, now_s), members.get(name)
             if peer is not None and peer.asks_per_s and member is not None:

@@ -153,6 +153,7 @@ class Execution:
         self._uses_left = dict(layout.uses)
         self._sends_left = dict(layout.sends)
         self._exchanges_left = Counter(layout.exchanged)
+        self._posted: set[int] = set()
         self._times: dict[int, tuple[float, float]] = {}
         self._n_left = len(layout.waits)
         self._n_with_worker = 0
@@ -230,7 +231,19 @@ class Execution:
 
     def posted(self, index: int) -> None:
         """Send `index` is with the send queue."""
+        self._posted.add(index)
         self._exchanges_left[self.instruction(index).attrs["peer"]] -= 1
+
+    def unsent(self, peer: str) -> list[int]:
+        """The sends to this peer that were posted: they are not, and wait to be posted again."""
+        found = [i for i in sorted(self._posted) if self.instruction(i).attrs["peer"] == peer]
+        for index in found:
+            self._posted.remove(index)
+            if self._times.pop(index, None) is not None:
+                self._n_left += 1
+                (value,) = self.instruction(index).inputs
+                self._sends_left[value] += 1
+        return found
 
     def goes_on_after(self, value: str) -> bool:
         """Whether, in training, more goes to and fro between us and the device that this value is

@@ -1,11 +1,11 @@
 """Which services of a notebook may be asked for on this device, by whom, and how often. Pure.
 
-A grant is the least that serving together needs: one program, of which only its inputs are said by
-who asks. It belongs to the notebook whose run that is, and ends with it.
+A grant is the least that serving together needs: one program for each number of rows, of which only
+its inputs are said by who asks. It belongs to the notebook whose run that is, and ends with it.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck_agent.core.dependencies import DependencyGraph, lay_out
@@ -19,6 +19,7 @@ from potluck_wire.limits import (
     MAX_GRANTS,
     MAX_ITEMS,
     MAX_LIMIT_S,
+    MAX_ROWS,
     MIN_RUN_S,
     STANDING_S,
     is_device_name,
@@ -27,73 +28,93 @@ from potluck_wire.limits import (
 )
 from potluck_wire.messages import HOME, GrantService, Standing
 from potluck_wire.program import from_json
-from potluck_wire.tensors import DTYPES
+from potluck_wire.tensors import DTYPES, nbytes
 
 # what changes nothing on the device, and goes to nobody else
 HARMLESS = frozenset({"recv", "run", "slice", "pad", "concat", "add", "send"})
-HAND_ON = "hand-on"  # the program that hands a request on
+HAND_ON = "hand-on"  # the program that hands a request on, and its name for whom it goes to
 
 Type = tuple[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class PeerGrant:
-    """What one member may. `left` of its requests may come at once, as of `counted_s`."""
+    """What one member may. `rows`: the most of a request that is handed on to it. `left` of its
+    requests of one row may come at once, as of `counted_s`.
+    """
 
     asks_per_s: float
     hands_on: bool
+    rows: int
     left: float
     counted_s: float = 0.0
     heard: Standing | None = None  # of the same service there
     heard_s: float = 0.0
-    n_sent: int = 0  # requests handed to it since
+    n_sent: float = 0.0  # requests handed to it since, each by its work
 
-    def takes(self, now_s: float) -> bool:
-        """Whether one more request is within what was granted; it counts then."""
+    def takes(self, work: float, now_s: float) -> bool:
+        """Whether one more request is within what was granted; it counts then, as `work` requests
+        of one row. What is more than may come at once is paid off before the next one.
+        """
         most = max(1.0, self.asks_per_s)
         self.left = min(most, self.left + (now_s - self.counted_s) * self.asks_per_s)
         self.counted_s = now_s
-        if self.left < 1.0:
+        if self.left < min(work, most):
             return False
-        self.left -= 1.0
+        self.left -= work
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedProgram:
+    """What answers a request of so many rows. `relay`: what hands it on, and its answer back."""
+
+    rows: int
+    name: str
+    run_s: float  # that it takes here
+    layout: DependencyGraph
+    relay: DependencyGraph
+    inputs: dict[str, Type]
+    input_bytes: int  # of all of them
 
 
 @dataclass(slots=True, kw_only=True)
 class ServiceGrant:
-    """One service on this device, in one of its runs."""
+    """A service that may be asked for here; `programs` by their rows. Its worker was busy for
+    `busy_frac` of the last interval, and had computed for `computed_s` in all at `stated_s`.
+    """
 
     message: GrantService
-    layout: DependencyGraph
-    inputs: dict[str, Type]
-    outputs: tuple[str, ...]
+    programs: dict[int, GrantedProgram]
     peers: dict[str, PeerGrant]
     until_s: float
-    computed_s: float = 0.0  # by its worker, as of `stated_s`
+    computed_s: float = 0.0
     stated_s: float = 0.0
-    busy_frac: float = 0.0  # of the last interval
-    relays: dict[str, DependencyGraph] = field(default_factory=dict)
+    busy_frac: float = 0.0
 
     def peer(self, name: str, now_s: float) -> PeerGrant | None:
         """What that member may, if anything; once its time is over it may nothing."""
         return self.peers.get(name) if now_s < self.until_s else None
 
-    def relay(self, peer: str) -> DependencyGraph:
-        """The program that hands a request on to this member, and its answer back."""
-        if peer not in self.relays:
-            self.relays[peer] = _relay(self.inputs, self.outputs, peer)
-        return self.relays[peer]
+    def run_s(self, program: str) -> float:
+        """What a program of its run takes here."""
+        known = (each.run_s for each in self.programs.values() if each.name == program)
+        return next(known, self.message.run_s)
 
-    def standing(self, n_before: int) -> Standing:
-        """How it stands: idle goodput is what was not used in the last interval (EPARA, eq. 1), by
-        whatever its worker did.
+    def work(self, rows: int) -> float:
+        """How much longer a request of so many rows takes than one of one row."""
+        return self.programs[rows].run_s / self.message.run_s
+
+    def standing(self, queue_s: float) -> Standing:
+        """How it stands, with so much waiting: idle goodput is what was not used in the last
+        interval (EPARA, eq. 1), by whatever its worker did.
         """
         capacity = 1 / self.message.run_s
         return Standing(
             service=self.message.service,
             capacity_per_s=capacity,
             idle_per_s=capacity * (1 - self.busy_frac),
-            queue_s=n_before * self.message.run_s,
+            queue_s=queue_s,
             run_s=self.message.run_s,
         )
 
@@ -119,27 +140,36 @@ class GrantTable:
         self,
         message: GrantService,
         document: Buffer,
-        layout: DependencyGraph,
+        layouts: Mapping[str, DependencyGraph],
         computed_s: float,
         now_s: float,
     ) -> None:
-        """Put this in the place of what was granted before. WireError where it does not hold."""
+        """Put this, of an epoch with these programs, in the place of what was granted before.
+        WireError where it does not hold.
+        """
         if not is_identifier(message.service):
             raise WireError(WireCode.DOCUMENT, "the service's name is not an identifier")
         if len(self.services) >= MAX_GRANTS and message.service not in self.services:
             raise WireError(WireCode.SIZE, f"{MAX_GRANTS} services are granted already")
         read = parse(document, "the grant", _GRANT)
-        inputs = {row["name"]: (row["dtype"], row["shape"]) for row in read["inputs"]}
         names = [row["name"] for row in read["peers"]]
-        if len(inputs) < len(read["inputs"]) or len({*names}) < len(names):
-            raise WireError(WireCode.DOCUMENT, "two inputs or two members have one name")
+        if len({*names}) < len(names):
+            raise WireError(WireCode.DOCUMENT, "two members have one name")
         if not MIN_RUN_S <= message.run_s <= message.limit_s <= MAX_LIMIT_S or message.lasts_s < 0:
             text = f"{MIN_RUN_S} <= run_s <= limit_s <= {MAX_LIMIT_S:.0f} and lasts_s >= 0 expected"
             raise WireError(WireCode.DOCUMENT, text)
+        one_row = {"rows": 1, "program": message.program, "run_s": message.run_s}
+        sizes = [{**one_row, "inputs": read["inputs"]}, *read.get("sizes", ())]
+        programs = {row["rows"]: _program(row, layouts) for row in sizes}
+        if len(programs) < len(sizes):
+            raise WireError(WireCode.DOCUMENT, "two programs are for one number of rows")
         before = self.services.get(message.service)
         peers = {
             row["name"]: PeerGrant(
-                row["asks_per_s"], row["hands_on"], left=max(1.0, row["asks_per_s"])
+                row["asks_per_s"],
+                row["hands_on"],
+                row.get("rows", 1),
+                left=max(1.0, row["asks_per_s"]),
             )
             for row in read["peers"]
         }
@@ -149,14 +179,31 @@ class GrantTable:
                 peer.heard, peer.heard_s = known.heard, known.heard_s
         self.services[message.service] = ServiceGrant(
             message=message,
-            layout=layout,
-            inputs=inputs,
-            outputs=_outputs(layout, inputs.keys()),
+            programs=programs,
             peers=peers,
             until_s=now_s + message.lasts_s if message.lasts_s else float("inf"),
             computed_s=computed_s,
             stated_s=now_s,
         )
+
+
+def _program(row: dict[str, Any], layouts: Mapping[str, DependencyGraph]) -> GrantedProgram:
+    """What one row of the document grants. WireError where that does not hold."""
+    inputs = {each["name"]: (each["dtype"], each["shape"]) for each in row["inputs"]}
+    layout = layouts.get(row["program"])
+    if layout is None:
+        raise WireError(WireCode.DOCUMENT, f"no program {row['program']} is loaded")
+    if len(inputs) < len(row["inputs"]):
+        raise WireError(WireCode.DOCUMENT, "two inputs have one name")
+    return GrantedProgram(
+        rows=row["rows"],
+        name=row["program"],
+        run_s=row["run_s"],
+        layout=layout,
+        relay=_relay(inputs, _outputs(layout, inputs.keys())),
+        inputs=inputs,
+        input_bytes=sum(nbytes(*kind) for kind in inputs.values()),
+    )
 
 
 def _outputs(layout: DependencyGraph, inputs: Iterable[str]) -> tuple[str, ...]:
@@ -175,33 +222,48 @@ def _outputs(layout: DependencyGraph, inputs: Iterable[str]) -> tuple[str, ...]:
     return outputs
 
 
-def _relay(inputs: Iterable[str], outputs: Iterable[str], peer: str) -> DependencyGraph:
+def _relay(inputs: Iterable[str], outputs: Iterable[str]) -> DependencyGraph:
+    """Inputs on, outputs back. An input counts as sent once more than it is: so its place is kept
+    to the end, and it can go to another device.
+    """
     instructions: list[list[Any]] = []
-    for names, source, sink in ((inputs, HOME, peer), (outputs, peer, HOME)):
+    for names, source, sink in ((inputs, HOME, HAND_ON), (outputs, HAND_ON, HOME)):
         for name in names:
             instructions.append(["recv", [], [name], [], 0, {"peer": source}])
             instructions.append(["send", [name], [], [], 0, {"peer": sink, "name": name}])
-    return lay_out(from_json({"name": HAND_ON, "instructions": instructions}))
+    layout = lay_out(from_json({"name": HAND_ON, "instructions": instructions}))
+    return replace(layout, sends={**layout.sends, **dict.fromkeys(inputs, 2)})
 
 
 def _is_rate(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1e6  # type: ignore[operator]
 
 
-_GRANT = record(
-    inputs=rows(
-        record(
-            name=which(is_value_name, "the name of a value"),
-            dtype=one_of(DTYPES),
-            shape=rows(integer(), MAX_DIMENSIONS),
-        ),
-        MAX_ITEMS,
+_INPUTS = rows(
+    record(
+        name=which(is_value_name, "the name of a value"),
+        dtype=one_of(DTYPES),
+        shape=rows(integer(), MAX_DIMENSIONS),
     ),
+    MAX_ITEMS,
+)
+_SIZE = record(
+    rows=integer(2, MAX_ROWS),
+    program=which(is_identifier, "an identifier"),
+    run_s=which(lambda each: _is_rate(each) and each >= MIN_RUN_S, "seconds"),
+    inputs=_INPUTS,
+)
+_GRANT = record(
+    ("sizes",),
+    inputs=_INPUTS,
+    sizes=rows(_SIZE, MAX_ITEMS),
     peers=rows(
         record(
+            ("rows",),
             name=which(lambda name: is_device_name(name) and name != HOME, "a device's name"),
             asks_per_s=which(_is_rate, "a number in 0..1000000"),
             hands_on=boolean,
+            rows=integer(1, MAX_ROWS),
         ),
         MAX_MEMBERS,
     ),

@@ -169,6 +169,11 @@ class ReceiveBuffers:
         """Whether this transfer of that sender is coming in."""
         return (key, transfer) in self._arrivals
 
+    def arriving(self, execution: tuple[str, int, str, int]) -> set[str]:
+        """The values that are coming in for this execution."""
+        values = (arrival.value for arrival in self._arrivals.values())
+        return {v.name for v in values if (v.run, v.epoch, v.program, v.step) == execution}
+
     def chunk(self, key: str, chunk: Chunk, data: Buffer) -> ChunkOutcome:
         """A further chunk. One of a transfer that is not wanted any more is dropped."""
         arrival = self._arrivals.get((key, chunk.transfer))

@@ -1,12 +1,12 @@
 """The work of this device, with programs that others than its notebook asked for. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.execution import Correspondent, Execution, Name
 from potluck_agent.core.execution_engine import ExecutionEngine
 from potluck_agent.core.waiting_executions import crowded
-from potluck_wire.messages import Done, Failed
+from potluck_wire.messages import HOME, Done, Failed
 
 
 class RequestEngine(ExecutionEngine):
@@ -39,6 +39,24 @@ class RequestEngine(ExecutionEngine):
         """Why no further execution of this layout is begun; empty: one is."""
         return crowded(self._executions.values(), self._behind, layout) or self._worker.crowded()
 
-    def n_under_way(self, run: str, *, but: str) -> int:
-        """Executions of a run, `but` those of one program."""
-        return sum(name.run == run and name.program != but for name in self._executions)
+    def under_way(self, run: str) -> Iterator[str]:
+        """The programs of a run that are executed, each as often as it is."""
+        return (name.program for name in self._executions if name.run == run)
+
+    def is_unanswered(self, name: Name) -> bool:
+        """Whether nothing has come yet but from who asked for it."""
+        execution = self._executions.get(name)
+        if execution is None:
+            return False
+        receives = execution.layout.receives.items()
+        others = [value for value, (_, peer) in receives if peer != HOME]
+        begun = self._incoming.arriving(name)
+        return not any(execution.has_arrived(value) or value in begun for value in others)
+
+    def send_again(self, name: Name, peer: str, to: Correspondent, now_s: float) -> None:
+        """What was sent to `peer`, or would be, goes to another one in its place."""
+        execution = self._executions[name]
+        execution.peers = {**execution.peers, peer: to}
+        self._outgoing.cancel((name,))
+        for index in execution.unsent(peer):
+            self._post(execution, index, now_s)

@@ -9,7 +9,7 @@ import json
 from collections import deque
 from typing import Any
 
-from tests.agent.core.core_driver import CAN, OWNER_KEY, OWNER_SENDER, add, plan, recv, send
+from tests.agent.core.core_driver import CAN, OWNER_KEY, OWNER_SENDER, add, recv, send
 
 from potluck_agent.core.events import (
     MEMBER,
@@ -35,6 +35,8 @@ SERVICE = "double-1"
 DOUBLE = (recv("x"), add("x", "x", "y"), send("y"))
 X = {"name": "x", "dtype": "float32", "shape": [2]}
 RUN_S, LIMIT_S = 0.1, 1.0
+PAIRS_S = 0.15  # that two rows take
+PAIRS = {"rows": 2, "program": "pairs", "run_s": PAIRS_S, "inputs": [{**X, "shape": [2, 2]}]}
 
 
 def floats(*numbers: float) -> bytes:
@@ -96,10 +98,12 @@ class CoreCluster:
         self.n_asks = self.n_values = 0
         self.n_steps = 0
         for name in names:
-            self.tell(name, m.Hello(major=1, minor=11, name="notebook"))
+            self.tell(name, m.Hello(major=1, minor=12, name="notebook"))
             self.tell(name, m.Roster(home="h"), json.dumps(self.roster()).encode())
         for name in serves or names:
-            self.tell(name, m.Prepare(run=f"r-{name}", epoch=0), *plan(*DOUBLE))
+            programs = [{"name": p, "instructions": list(DOUBLE)} for p in ("p", "pairs")]
+            document = json.dumps({"segments": [], "programs": programs}).encode()
+            self.tell(name, m.Prepare(run=f"r-{name}", epoch=0), document)
             self.tell(name, m.Commit(run=f"r-{name}", epoch=0))
 
     def _settings(self, name: str) -> Settings:
@@ -222,8 +226,9 @@ class CoreCluster:
             "run_s": RUN_S,
             "limit_s": LIMIT_S,
         }
-        inputs = changes.pop("inputs", [X])
-        document = json.dumps({"inputs": inputs, "peers": list(peers)}).encode()
+        known = {"inputs": [X], "sizes": [PAIRS], "peers": list(peers)}
+        known |= {key: changes.pop(key) for key in ("inputs", "sizes") if key in changes}
+        document = json.dumps(known).encode()
         n_heard = len(self.home)
         self.tell(name, m.GrantService(**{**fields, **changes}), document)
         return next(message for _, message, _ in self.home[n_heard:])
@@ -237,11 +242,19 @@ class CoreCluster:
         return self
 
     def ask(self, name: str, *numbers: float, left_s: float = LIMIT_S) -> int:
-        """The notebook asks a device as an entrance; returns the request's number."""
-        self.n_asks += 1
-        ask = m.Ask(number=self.n_asks, service=SERVICE, left_s=left_s)
+        """The notebook asks a device as an entrance, with a row of two numbers or two of them;
+        returns the request's number.
+        """
+        number, data = self.number(), floats(*(numbers or (1.0, 2.0)))
+        pairs = {"shape": (2, 2), "nbytes": 16, "chunk_bytes": 16} if len(data) > 8 else {}
+        ask = m.Ask(number=number, service=SERVICE, left_s=left_s, rows=1 + bool(pairs))
         self.tell(name, ask)
-        self.tell(name, self.value(self.n_asks), floats(*(numbers or (1.0, 2.0))))
+        self.tell(name, self.value(number, **pairs), data)
+        return number
+
+    def number(self) -> int:
+        """Of one more request of the notebook."""
+        self.n_asks += 1
         return self.n_asks
 
     def step(self, name: str) -> None:
@@ -293,6 +306,8 @@ class CoreCluster:
         ]
 
 
-def may(name: str, asks_per_s: float = 100.0, *, hands_on: bool = True) -> dict[str, Any]:
+def may(
+    name: str, asks_per_s: float = 100.0, *, hands_on: bool = True, rows: int = 2
+) -> dict[str, Any]:
     """A row of a grant."""
-    return {"name": name, "asks_per_s": asks_per_s, "hands_on": hands_on}
+    return {"name": name, "asks_per_s": asks_per_s, "hands_on": hands_on, "rows": rows}

@@ -1,9 +1,19 @@
 """Requests for services between devices: what is served, handed on and answered."""
 
 import pytest
-from tests.agent.core.core_cluster import LIMIT_S, RUN_S, SERVICE, CoreCluster, floats, may
+from tests.agent.core.core_cluster import (
+    ARENA_BYTES,
+    LIMIT_S,
+    PAIRS_S,
+    RUN_S,
+    SERVICE,
+    CoreCluster,
+    X,
+    floats,
+    may,
+)
 
-from potluck_agent.core.events import MustLeave, WorkerDied
+from potluck_agent.core.events import MemberLost, MustLeave, WorkerDied
 from potluck_agent.core.resource_usage import ResourceUsage
 from potluck_wire import messages as m
 
@@ -164,6 +174,166 @@ def test_a_worker_that_dies_ends_requests_by_name():
     cluster.happen("a", WorkerDied(m.FailureCause.CRASHED, "SIGSEGV"))
     assert cluster.answer(number)[0].code == m.FailureCause.CRASHED
     assert cluster.answer(cluster.ask("a"))[0].code == m.RefusalCode.UNKNOWN_RUN
+
+
+def test_requests_of_several_rows_are_answered_and_handed_on():
+    cluster = CoreCluster().grant_all()
+    ended, output = cluster.answer(cluster.ask("a", 1.0, 2.0, 3.0, 4.0))
+    assert (ended.path, output) == (("a",), floats(2.0, 4.0, 6.0, 8.0))
+    full(cluster, "a")
+    ended, output = cluster.answer(cluster.ask("a", 1.0, 2.0, 3.0, 4.0))
+    assert (ended.path, output) == (("a", "b"), floats(2.0, 4.0, 6.0, 8.0))
+
+
+def test_rows_go_where_there_is_a_program_for_them():
+    cluster = CoreCluster("abc").grant_all()
+    cluster.grant("a", may("b", rows=1), may("c"))
+    cluster.tick(1.0)
+    full(cluster, "a")
+    for _ in range(8):
+        ended, _ = cluster.answer(cluster.ask("a", 1.0, 2.0, 3.0, 4.0))
+        assert ended.path == ("a", "c")
+
+
+def test_what_waits_counts_by_its_rows():
+    cluster = CoreCluster().grant_all()
+    cluster.workers["b"].answers = False
+    for _ in range(4):
+        cluster.ask("b", 1.0, 2.0, 3.0, 4.0)
+    cluster.tick(1.0 - 4 * PAIRS_S)
+    cluster.ask("b")
+    statuses = [each for _, to, each in cluster.said if to == "a" and isinstance(each, m.Standing)]
+    assert statuses[-1].queue_s == pytest.approx(0.0)  # as of the last interval
+    cluster.tick(0.6)
+    statuses = [each for _, to, each in cluster.said if to == "a" and isinstance(each, m.Standing)]
+    assert statuses[-1].queue_s == pytest.approx(RUN_S)
+
+
+# --- one that refuses, or is lost -----------------------------------------------------------------
+
+
+def handed(cluster):
+    """Whom requests were handed on to, in order."""
+    return [to for _, to, message in cluster.said if isinstance(message, m.Ask)]
+
+
+def leave(cluster, name):
+    cluster.happen(name, MustLeave(reason="the battery", within_s=60.0))
+
+
+def test_what_one_refuses_another_answers():
+    cluster = CoreCluster("abc").grant_all()
+    full(cluster, "a")
+    leave(cluster, "b")
+    seen = set()
+    for _ in range(20):
+        ended, output = cluster.answer(cluster.ask("a", 3.0, 4.0))
+        assert (ended.code, ended.path, output) == ("", ("a", "c"), floats(6.0, 8.0))
+        seen.add(len(handed(cluster)))
+    assert "b" in handed(cluster)  # it was asked, and said no
+
+
+@pytest.mark.parametrize("what", [m.Ask, m.Value, m.AskEnded], ids=lambda kind: kind.__name__)
+def test_what_one_has_when_it_is_lost_another_answers(what):
+    """It is lost after all that is not lost on the way from there on: nothing of its answer came,
+    or all of it.
+    """
+    cluster = CoreCluster("abc").grant_all()
+    full(cluster, "a")
+    heard = []
+
+    def is_lost(sender, to, message):
+        if isinstance(message, m.Ask):
+            heard.append(to)
+        return isinstance(message, what) or (what is m.Ask and sender == "a")
+
+    cluster.lost = is_lost
+    number = cluster.ask("a", 3.0, 4.0)
+    cluster.lost = lambda *_: False
+    (first,) = heard
+    cluster.happen("a", MemberLost(key=cluster.keys[first]))
+    ended, output = cluster.answer(number)
+    if what is m.AskEnded:  # its outputs have gone on
+        assert ended.code == m.FailureCause.PEER_LOST
+    else:
+        other = "c" if first == "b" else "b"
+        assert (ended.code, ended.path, output) == ("", ("a", other), floats(6.0, 8.0))
+    cluster.tick(LIMIT_S)
+    assert cluster.cores["a"].held.n_asks == 0
+
+
+def test_what_one_computes_when_it_is_lost_another_does():
+    cluster = CoreCluster("abc").grant_all()
+    full(cluster, "a")
+    cluster.workers["b"].answers = cluster.workers["c"].answers = False
+    number = cluster.ask("a", 3.0, 4.0)
+    (first,) = handed(cluster)
+    assert cluster.workers[first].n_computed == 1
+    other = "c" if first == "b" else "b"
+    cluster.workers[other].answers = True
+    cluster.happen("a", MemberLost(key=cluster.keys[first]))
+    ended, output = cluster.answer(number)
+    assert (ended.code, ended.path, output) == ("", ("a", other), floats(6.0, 8.0))
+
+
+def test_only_two_are_handed_a_request_and_it_is_answered_once():
+    cluster = CoreCluster("abcde").grant_all()
+    full(cluster, "a")
+    for name in "bcde":
+        leave(cluster, name)
+    ended, output = cluster.answer(cluster.ask("a"))
+    assert (ended.code, output) == (m.RefusalCode.LEAVING, None)
+    assert len({*handed(cluster)}) == len(handed(cluster)) == 2
+    cluster.tick(LIMIT_S)
+    assert [cluster.cores[name].held for name in "bcde"] == [ResourceUsage()] * 4
+    assert cluster.cores["a"].held.n_asks == 0
+
+
+def test_who_has_it_from_a_member_hands_it_to_nobody_else():
+    cluster = CoreCluster("abcd").grant_all()
+    full(cluster, "a")
+    full(cluster, "b")
+    cluster.grant("a", may("b"), may("c", hands_on=False), may("d", hands_on=False))
+    leave(cluster, "c")
+    leave(cluster, "d")
+    ended, _ = cluster.answer(cluster.ask("a"))
+    assert ended.code == m.RefusalCode.LEAVING
+    assert len(handed(cluster)) == 2  # to b, and from there to one
+
+
+def test_a_request_that_is_wrong_is_tried_nowhere_else():
+    cluster = CoreCluster("abc").grant_all()
+    full(cluster, "a")
+    asked = []
+    cluster.lost = lambda sender, to, message: to in "bc" and not asked.append((to, message))
+    number = cluster.ask("a")
+    cluster.lost = lambda *_: False
+    to, message = asked[0]
+    failed = m.AskEnded(number=message.number, code="arithmetic", text="1/0", path=(to,))
+    cluster.as_member(to, "a", failed)
+    ended, _ = cluster.answer(number)
+    assert ended.code == "arithmetic"
+    assert handed(cluster) == []
+
+
+def test_inputs_that_have_no_room_are_not_handed_on():
+    """Half of the arena is kept for answers: of so large inputs, two are handed on at once."""
+    cluster = CoreCluster().grant_all()
+    size = ARENA_BYTES // 16  # numbers of a quarter of it
+    for name in "ab":
+        other = "b" if name == "a" else "a"
+        inputs = [{**X, "shape": [size]}]
+        cluster.grant(name, may(other), inputs=inputs, sizes=[])
+    cluster.tick(1.0)
+    cluster.workers["a"].answers = False
+    cluster.workers["b"].answers = False
+    for _ in range(10):
+        cluster.tell("a", m.Ask(number=cluster.number(), service=SERVICE, left_s=LIMIT_S))
+    numbers = [cluster.number() for _ in range(3)]
+    for number in numbers:
+        cluster.tell("a", m.Ask(number=number, service=SERVICE, left_s=LIMIT_S))
+    assert len(handed(cluster)) == 2
+    assert cluster.answer(numbers[2])[0].code == m.RefusalCode.INSUFFICIENT
 
 
 def test_a_device_that_leaves_takes_no_more():

@@ -3,7 +3,16 @@
 import json
 
 import pytest
-from tests.agent.core.core_cluster import DOUBLE, LIMIT_S, SERVICE, CoreCluster, X, floats, may
+from tests.agent.core.core_cluster import (
+    DOUBLE,
+    LIMIT_S,
+    PAIRS,
+    SERVICE,
+    CoreCluster,
+    X,
+    floats,
+    may,
+)
 from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
 
 from potluck_agent.core.events import FromPeer
@@ -14,8 +23,8 @@ from potluck_wire.messages import RefusalCode
 VALUE = floats(1.0, 2.0)
 
 
-def ask(number=1, service=SERVICE, left_s=LIMIT_S, path=("a",)):
-    return m.Ask(number=number, service=service, left_s=left_s, path=path)
+def ask(number=1, service=SERVICE, left_s=LIMIT_S, path=("a",), rows=1):
+    return m.Ask(number=number, service=service, left_s=left_s, path=path, rows=rows)
 
 
 def codes_heard(cluster, request, *, sender="a", to="b", **changes):
@@ -52,6 +61,9 @@ REFUSED = {
     "a sixth hop": (ask(path=(*"cdefg", "a")), "a", RefusalCode.HOPS),
     "a number that is none": (ask(number=0), "a", RefusalCode.PATH),
     "time that is over": (ask(left_s=-1.0), "a", RefusalCode.LATE),
+    "rows that nothing is granted for": (ask(rows=3), "a", RefusalCode.DOCUMENT),
+    "no rows": (ask(rows=0), "a", RefusalCode.DOCUMENT),
+    "less than no rows": (ask(rows=-2), "a", RefusalCode.DOCUMENT),
 }
 
 
@@ -91,7 +103,7 @@ def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
             if getattr(action, "key", "") == OTHER_KEY:
                 heard.append(action.message)
 
-    other(m.Hello(major=1, minor=11, name="tablet"))
+    other(m.Hello(major=1, minor=12, name="tablet"))
     other(ask(path=()))
     assert heard[-1].code == RefusalCode.NOT_GRANTED
     document = json.dumps({"inputs": [X], "peers": [may("c")]}).encode()
@@ -154,6 +166,24 @@ def test_nobody_asks_more_often_than_was_granted():
     cluster.tick(0.5)
     assert codes_heard(cluster, ask(6)) == [""]
     assert cluster.n_computed == 4
+
+
+def test_rows_are_paid_off_before_the_next_request():
+    """Two rows take as long as one and a half requests, of which two a second are granted."""
+    cluster = granted(may("a", 2.0))
+    cluster.tick(1.0)
+    pairs = {"shape": (2, 2), "nbytes": 16, "chunk_bytes": 16}
+    for number in range(1, 8):
+        cluster.as_member("a", "b", ask(number, rows=2))
+        cluster.as_member("a", "b", cluster.value(number, **pairs), 2 * VALUE)
+        cluster.tick(0.75)
+    codes = [each.code for each in cluster.ended_for("a")]
+    assert codes == ["", "", "", "", "", "", ""]
+    cluster.as_member("a", "b", ask(8, rows=2))
+    codes = [each.code for each in cluster.ended_for("a")]
+    assert codes[-1] == ""
+    cluster.as_member("a", "b", ask(9))
+    assert cluster.ended_for("a")[-1].code == RefusalCode.TOO_OFTEN
 
 
 def test_a_renewal_gives_nobody_more_at_once():
@@ -238,11 +268,11 @@ def test_a_path_that_cannot_be_is_not_told_on(what):
     cluster.workers["a"].answers = False
     for _ in range(10):
         cluster.ask("a")
-    cluster.lost = lambda sender, to, message: to == "b"
+    asked = []
+    cluster.lost = lambda sender, to, message: to == "b" and not asked.append(message)
     number = cluster.ask("a")
     cluster.lost = lambda *_: False
-    # it is the eleventh that a has
-    cluster.as_member("b", "a", m.AskEnded(number=11, **LIES[what]))
+    cluster.as_member("b", "a", m.AskEnded(number=asked[0].number, **LIES[what]))
     ended, output = cluster.answer(number)
     assert (ended.code, ended.path, output) == (RefusalCode.PATH, ("a",), None)
 
@@ -316,6 +346,14 @@ def test_refuses_to_grant_what_does_more_than_answer(what):
 
 
 GRANTS = {
+    "a program that is not there": {"sizes": [{**PAIRS, "program": "x"}]},
+    "one row twice": {"sizes": [{**PAIRS, "rows": 1}]},
+    "a number of rows twice": {"sizes": [PAIRS, PAIRS]},
+    "more rows than there can be": {"sizes": [{**PAIRS, "rows": 2**53}]},
+    "rows in no time": {"sizes": [{**PAIRS, "run_s": 0.0}]},
+    "rows of more bytes than there are": {
+        "sizes": [{**PAIRS, "inputs": [{**X, "shape": [2**50, 2**50]}]}]
+    },
     "a service without a name": {"service": ""},
     "no time": {"run_s": 0.0},
     "less time than one takes": {"limit_s": 0.01},
@@ -335,7 +373,10 @@ def test_refuses_grants_that_do_not_hold(what):
     assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
 
 
-@pytest.mark.parametrize("rows", [[may("b"), may("b")], [may("b", -1.0)], [may("home")], [{}]])
+MEMBERS = [[may("b"), may("b")], [may("b", -1.0)], [may("home")], [may("b", rows=0)], [{}]]
+
+
+@pytest.mark.parametrize("rows", MEMBERS)
 def test_refuses_members_that_do_not_hold(rows):
     assert CoreCluster("ab").grant("a", *rows).code == RefusalCode.DOCUMENT
 
