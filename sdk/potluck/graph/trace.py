@@ -21,6 +21,7 @@ from potluck.graph.partition.outputs import OR_WHOLE, check_computes, check_outp
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.assertions import without_assertions
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
+from potluck.graph.torch.control_flow import without_control_flow
 from potluck.graph.torch.convert import Converter, passed
 from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.decompose import decompose
@@ -160,28 +161,32 @@ def _trace(
         else ModuleWithLoss(net, loss, len(inputs), keywords)
     )
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
+    functions: dict[type, bool] | None = None if loss is None else {}
     with modes_of(net, training=loss is not None):
         check_norms(module)
-        functions: dict[type, bool] | None = None if loss is None else {}
         program, lengths = export(module, tensors, dims, autocast, lines=lines, functions=functions)
     without_maps(program)
+    loops = without_control_flow(program, train=loss is not None)
     without_assertions(program)
     decompose(program, passed)
     without_changes(program)
     decompose(program, passed)
     written = keep_rows(program, batch_names(program))
     structure = program.call_spec.out_spec
-    traced, pair = _traced(
-        program, module, list(input_names), tensors, dims, loss is not None, compares_rows
-    )
-    traced = replace(traced, lengths=lengths, structure=structure, squeezes_rows=bool(written))
-    if loss is None:
-        check_answers(traced)
-    else:
-        check_modes(net, traced)
-        if autocast == HALF:
-            traced = with_loss_scale(traced)
-    if not any(tensor.is_meta for tensor in tensors):
+    # torch compiles the turns of its own loops when the user's module is called
+    with torch.compiler.set_stance("default" if loops else "force_eager"):
+        traced, pair = _traced(
+            program, module, list(input_names), tensors, dims, loss is not None, compares_rows
+        )
+        traced = replace(traced, lengths=lengths, structure=structure, squeezes_rows=bool(written))
+        if loss is None:
+            check_answers(traced)
+        else:
+            check_modes(net, traced)
+            if autocast == HALF:
+                traced = with_loss_scale(traced)
+        if any(tensor.is_meta for tensor in tensors):
+            return traced
         with (
             modes_of(net, training=loss is not None),
             autocasting(autocast),
@@ -194,8 +199,7 @@ def _trace(
                 check_default_type(program.graph_module, lambda: pair.arguments(tensors))
                 check_same(pair, tensors)
                 check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
-        traced = replace(traced, padded=tuple(padded))
-    return traced
+    return replace(traced, padded=tuple(padded))
 
 
 def _traced(

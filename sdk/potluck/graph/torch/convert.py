@@ -11,6 +11,7 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.torch.assertions import CHECKS
+from potluck.graph.torch.control_flow import ADVICE
 from potluck.graph.torch.masks import Mask, drawn
 from potluck.graph.torch.refusals import refusal
 from potluck.graph.torch.source_lines import line_of
@@ -362,7 +363,10 @@ def _strange(target: Any, place: str) -> ModelError:
             next_step="Write it for all entries at once, with broadcasting.",
         )
     name = getattr(target, "__name__", str(target))
-    return ModelError(f"the operation {name} cannot be sent to a device{place}.")
+    return ModelError(
+        f"the operation {name} cannot be sent to a device{place}.",
+        next_step=ADVICE.get(str(target), ""),
+    )
 
 
 def _is_nan(argument: Argument) -> bool:

@@ -68,11 +68,7 @@ def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[st
     """The buffers that a call assigns; it leaves them, and the random numbers, as they were."""
     owners = dict(module.named_modules())
     with spared(module) as given:
-        with (
-            torch.random.fork_rng(devices=()),
-            torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),
-        ):
+        with torch.random.fork_rng(devices=()), torch.no_grad():
             module(*tensors)
         places = {path: path.rpartition(".") for path in given}
         return [

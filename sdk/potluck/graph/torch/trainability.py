@@ -19,6 +19,8 @@ from ..traced import Traced
 from .export_program import where_called
 from .statefulness import spared
 
+_LOOPS = "torch._higher_order_ops."  # are written out, or refused by name
+
 
 def check_module(net: torch.nn.Module) -> None:
     """Raise ModelError for modules that hold something else than tensors and Python."""
@@ -127,7 +129,11 @@ def check_learning(
             next_step="Leave the loss out for inference, or look for detach(), argmax or "
             "requires_grad_(False).",
         )
-    strange = {cls: line for cls, line in applied.items() if not functions.get(cls, False)}
+    strange = {
+        cls: line
+        for cls, line in applied.items()
+        if not functions.get(cls, False) and not cls.__module__.startswith(_LOOPS)
+    }
     behind = list(_behind(loss.grad_fn))
     for function in behind:
         called = getattr(function, "_forward_cls", None)  # of a user's own alone
@@ -149,12 +155,7 @@ def check_learning(
 
 def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
     """The loss of a call that leaves everything as it was, inputs too."""
-    with (
-        spared(module),
-        torch.random.fork_rng(devices=()),
-        torch.enable_grad(),
-        torch.compiler.set_stance("force_eager"),
-    ):
+    with spared(module), torch.random.fork_rng(devices=()), torch.enable_grad():
         return module(*tensors)
 
 
