@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 scan, while_loop = torch._higher_order_ops.scan, torch._higher_order_ops.while_loop
 map_over = import_module("torch._higher_order_ops.map").map
-ROWS, LENGTH, WIDTH = 4, 5, 6
+ROWS, LENGTH = 4, 5
+WIDTH = 6
 
 
 class Net(nn.Module):
