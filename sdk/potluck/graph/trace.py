@@ -40,6 +40,7 @@ from potluck.graph.torch.placeholders import (
     state_of,
     symbol_names,
     symbols_of,
+    with_real_state,
 )
 from potluck.graph.torch.refusals import together
 from potluck.graph.torch.single_row_checks import ModuleAndProgram, check_same, check_single
@@ -165,6 +166,7 @@ def _trace(
     with modes_of(net, training=loss is not None):
         check_norms(module)
         program, lengths = export(module, tensors, dims, autocast, lines=lines, functions=functions)
+    with_real_state(program)
     without_maps(program)
     loops = without_control_flow(program, train=loss is not None)
     without_assertions(program)
@@ -432,7 +434,8 @@ def _check_travels(dtypes: Iterable[str]) -> None:
     if odd:
         raise ModelError(
             f"an input, weight or buffer of it is {odd[0]}, which does not travel.",
-            next_step="Keep torch.view_as_real of it, and torch.view_as_complex inside.",
+            next_step="Keep torch.view_as_real of it, and torch.view_as_complex inside. A table "
+            "that is not saved may be complex: register_buffer(..., persistent=False).",
         )
 
 

@@ -42,7 +42,6 @@ def test_a_norm_that_averages_over_all_batches_is_named(norm):
     [
         lambda o, t: (o - t).pow(2).sum() / int(t.shape[0]),
         lambda o, t: (o - t).pow(2).sum() / float(len(t)),
-        lambda o, t: (o - t).pow(2).sum() / torch.tensor(len(t)),
         lambda o, t: sum((o[i] - t[i]).pow(2).sum() for i in range(len(t))) / len(t),
         lambda o, t: (o - t).pow(2).mean() * (1 if len(t) > 3 else 2),
     ],
@@ -59,6 +58,7 @@ def test_a_loss_that_fixes_the_number_of_rows_is_told_what_follows_it(loss):
         lambda o, t: (o - t).pow(2).sum() / (o.size(0) * 2),
         lambda o, t: (o - t).pow(2).sum() / t.numel(),
         lambda o, t: (o - t).pow(2).sum() / len(t),
+        lambda o, t: (o - t).pow(2).sum() / torch.tensor(len(t)),
         lambda o, t: (o - t).pow(2).view(len(o), -1).sum(1).mean(),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.torch.state_names import OWN, device_name
+from potluck.graph.torch.subgraph_substitution import as_exported
 from potluck.graph.traced import SEQUENCE
 from potluck_wire.graph import BATCH, Symbol
 
@@ -61,6 +62,31 @@ def holders_of(program: Any) -> Holders:
     )
 
 
+def with_real_state(program: Any) -> None:
+    """Have complex tensors that the module computes with, and does not save, come in as pairs of
+    real numbers, which travel; as a table of rotations (`freqs_cis`).
+    """
+    unsaved = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind.name == "CONSTANT_TENSOR"
+        or (spec.kind.name == "BUFFER" and not spec.persistent)
+    }
+    for holder in [node for node in program.graph.nodes if node.op == "placeholder"]:
+        value = holder.meta.get("val")
+        if holder.name not in unsaved or not isinstance(value, torch.Tensor):
+            continue
+        if value.is_complex():
+            with program.graph.inserting_after(holder):
+                joined = program.graph.call_function(torch.ops.aten.view_as_complex.default)
+            holder.replace_all_uses_with(joined)
+            joined.args = (holder,)
+            joined.meta.update({"val": value})
+            with as_exported(value):
+                holder.meta["val"] = torch.view_as_real(value.resolve_conj())
+            program.graph_module.recompile()
+
+
 def symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
     """torch's names of the batch and the sequence -> ours."""
     names: dict[str, str] = {}
@@ -110,6 +136,8 @@ def state_of(
     for holder, target in targets.items():
         tensor = own[target] if target in own else program.constants[target]
         path = in_net.get(id(tensor), target)
+        if tensor.is_complex() and not holder.meta["val"].is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
         name = path.removeprefix("net.") if path.startswith("net.") else OWN + path
         found[holder] = (device_name(name), tensor)
     return found
