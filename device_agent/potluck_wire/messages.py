@@ -470,7 +470,8 @@ class Value(Message):
 
     A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and
     ignored. `received` (since 1.5, between devices): transfers of the receiver's own that are here
-    in full, as a `Credit` would say.
+    in full, as a `Credit` would say. `content` (since 1.12, from the controller): as in its
+    `Offer`; the agent may keep the value under it.
     """
 
     transfer: int = 0
@@ -484,6 +485,34 @@ class Value(Message):
     nbytes: int = 0
     chunk_bytes: int = 0
     received: tuple[int, ...] = ()
+    content: bytes = b""
+
+
+@_message
+class Offer(Message):
+    """Since 1.12. A value that the receiver may have kept: the fields are those of its `Value`.
+
+    `content` is the SHA-256 of its type, shape and bytes. Answered by `Credit` that is `done`, once
+    the value is in its place and has that sum, or by `Wanted`.
+    """
+
+    transfer: int = 0
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+    name: str = ""
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+    content: bytes = b""
+
+
+@_message
+class Wanted(Message):
+    """Since 1.12. What was offered as `transfer` is not kept here: send its `Value`."""
+
+    transfer: int = 0
 
 
 @_message
@@ -963,6 +992,8 @@ MESSAGES: dict[int, MessageEntry] = {
     44: MessageEntry(Ask, _D, "either"),
     45: MessageEntry(AskEnded, _D, "agent"),
     46: MessageEntry(Standing, _D, "agent"),
+    47: MessageEntry(Offer, _D, "controller"),
+    48: MessageEntry(Wanted, _D, "agent"),
     60: MessageEntry(Ping, _P, "controller"),
     61: MessageEntry(Pong, _P, "agent"),
     80: MessageEntry(PairHello, Channel.PAIRING, "either"),

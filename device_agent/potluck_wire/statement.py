@@ -301,6 +301,12 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         None,
         "the largest single value it takes",
     ),
+    "kept_bytes": (
+        _or_none(_is_count),
+        "a count or null",
+        None,
+        "what it keeps of weights between runs, at most (since 1.12); null: nothing",
+    ),
 }
 
 # what the worker knows of all that

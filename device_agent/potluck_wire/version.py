@@ -27,6 +27,7 @@ LEASE = (1, 9)  # `Lease`, `Prepare.lease` and `Prepare.term`
 SHARING = (1, 10)  # `Available`, `Measured.n_beside` and `Probed.n_beside`
 GRANTS = (1, 11)  # `GrantService`, `Ask`, and what belongs to them
 ASK_ROWS = (1, 12)  # `Ask.rows`, and "sizes" in a grant
+KEPT_WEIGHTS = (1, 12)  # `Offer`, `Wanted`, `Value.content` and `kept_bytes` of the statement
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
 # `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`: who does not know them ignores them
 

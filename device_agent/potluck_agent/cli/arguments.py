@@ -22,6 +22,7 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, 
 
 BACKENDS = ("torch", "onnxruntime")
 DRAIN_S = 60.0  # a model of some GiB takes as long over WiFi
+KEPT_BYTES = 4 * 1024**3  # some networks; the disk keeps 1 GiB free whatever this is
 LEVELS = ("debug", "info", "warning", "error")  # of log_file.py, which takes longer to load
 COMMANDS = ("start", "install", "status", "pair", "token", "peers", "forget", "replay", "relay")
 
@@ -166,6 +167,13 @@ def _add_computing(add: Callable[..., object]) -> None:
         default=None,
         metavar="BYTES",
         help="for tensors, as in 2GiB (default: half of it all)",
+    )
+    add(
+        "--keep",
+        type=_kept_size,
+        default=KEPT_BYTES,
+        metavar="BYTES",
+        help="of weights on its disk, so that they come once; 0: none (default: 4GiB)",
     )
     add(
         "--threads",
@@ -355,6 +363,10 @@ def _size(text: str) -> int:
             f"{text!r} is no amount of memory, 1 MiB or more, such as 500MB or 2GiB"
         )
     return nbytes
+
+
+def _kept_size(text: str) -> int:
+    return 0 if text == "0" else _size(text)
 
 
 def _rate(text: str) -> float:

@@ -146,7 +146,7 @@ def _event_loop(
     meter, facts = meter_and_facts(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
-    settings = _settings(chosen, identity, facts, computes.device_bytes, directory)
+    settings = _settings(chosen, identity, facts, computes.device_bytes, directory, note)
     return EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -220,8 +220,26 @@ def _is_alive(pid: int) -> bool:
         return True
 
 
+def _kept(chosen: Options, state: Path, note: Callable[[str], None]) -> str:
+    """What there is of weights; of those who are not trusted any more nothing."""
+    from potluck_agent.core.weight_cache import kept_rows
+    from potluck_agent.net.kept_files import kept
+
+    peers = (*keys.load_peers(state), *chosen.trusted)
+    try:
+        return kept_rows(kept(state, [peer.key for peer in peers]))
+    except OSError as error:
+        note(f"the weights that are kept cannot be read: {error}")
+        return ""
+
+
 def _settings(
-    chosen: Options, identity: keys.Identity, facts: dict[str, Any], device_bytes: int, state: Path
+    chosen: Options,
+    identity: keys.Identity,
+    facts: dict[str, Any],
+    device_bytes: int,
+    state: Path,
+    note: Callable[[str], None],
 ) -> Any:
     from potluck_agent.core.outbox import Settings
 
@@ -239,6 +257,8 @@ def _settings(
         is_told_times=chosen.emulated or chosen.slowdown > 1.0,
         facts=facts,
         leases=lease_file.kept(state),
+        kept_bytes=chosen.kept_bytes,
+        kept=_kept(chosen, state, note),
     )
 
 

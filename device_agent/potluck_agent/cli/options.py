@@ -30,10 +30,10 @@ class Power:
 class Options:
     """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has.
 
-    `threads` None: as many as are fastest. `device` "": what is fastest. `backends`: those to
-    compute with; empty: all that are installed. `record`: where to keep all
-    that happens. `relay`: the invitation to a relay that it is reached through. `log_file` None:
-    beside the keys. `rules`: when it takes part. `drain_s`: when it has to leave, what is under way
+    `kept_bytes`: of weights, between runs. `threads` None: as many as are fastest. `device` "":
+    what is fastest. `backends`: those to compute with; empty: all that are installed. `record`:
+    where to keep all that happens. `relay`: the invitation to a relay that it is reached through.
+    `log_file` None: beside the keys. `rules`: when it takes part. `drain_s`: when it has to leave, what is under way
     has so long to move elsewhere.
     """
 
@@ -42,6 +42,7 @@ class Options:
     port: int
     state: Path
     memory_bytes: int | None = None
+    kept_bytes: int = 0
     slowdown: float = 1.0
     link_bytes_per_s: float = 0.0
     emulated: bool = False
@@ -83,6 +84,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         port=given.port,
         state=state_dir(given),
         memory_bytes=given.memory,
+        kept_bytes=given.keep,
         slowdown=given.slowdown,
         link_bytes_per_s=given.link_rate,
         emulated=given.emulated,

@@ -137,6 +137,17 @@ class MayStay:
     """It need not leave any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class FromDisk:
+    """How `ReadKept` or `WriteKept` number `ticket` gets on: it moves, is done, or has failed."""
+
+    ticket: int
+    worker: int
+    state: str
+
+
+MOVES, DONE, FAILED = "moves", "done", "failed"  # of `FromDisk`
+
 Event = (
     FromPeer
     | FromWorker
@@ -148,6 +159,7 @@ Event = (
     | Tick
     | MustLeave
     | MayStay
+    | FromDisk
 )
 
 # --- actions --------------------------------------------------------------------------------------
@@ -232,6 +244,42 @@ class KeepLeases:
     answer: ToPeer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadKept:
+    """Bring the weights of this content, kept for this notebook, to `place`; answered by
+    `FromDisk`, as done only where they have that content.
+    """
+
+    ticket: int
+    owner: str
+    content: bytes
+    dtype: str
+    shape: tuple[int, ...]
+    place: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteKept:
+    """Keep the weights that lie at `place` for this notebook, if they have this content; answered
+    by `FromDisk`.
+    """
+
+    ticket: int
+    owner: str
+    content: bytes
+    dtype: str
+    shape: tuple[int, ...]
+    place: Span
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveKept:
+    """Keep those of this content no longer; without one, nothing of this notebook."""
+
+    owner: str
+    content: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Something happened that must not: keep this text for the owner."""
@@ -249,5 +297,8 @@ Action = (
     | SetMembers
     | ReadMeter
     | KeepLeases
+    | ReadKept
+    | WriteKept
+    | RemoveKept
     | Report
 )

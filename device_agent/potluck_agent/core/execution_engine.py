@@ -28,8 +28,9 @@ from potluck_agent.core.execution import (
     put_of,
     transfer_of,
 )
+from potluck_agent.core.inbound_space import WORKER
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import WORKER, ChunkOutcome, IncomingValue, ReceiveBuffers
+from potluck_agent.core.receive_buffers import ChunkOutcome, IncomingValue, ReceiveBuffers
 from potluck_agent.core.run_state import LoadedRun
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.waiting_executions import ExecutionRequest, WaitingExecutions, crowded
@@ -462,7 +463,7 @@ class ExecutionEngine:
         layout = execution.layout if execution else epoch.layouts[value.program]
         uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
         if uses:
-            self._incoming.space.lend(span.offset)
+            self._incoming.space.lend(span.offset, WORKER)
             self._worker.send(put_of(value, span), (), now_s)
         if not sends:
             self._give_back(span, now_s)

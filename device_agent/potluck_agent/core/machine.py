@@ -7,6 +7,7 @@ It decides who may say what, and hands everything else to its parts. Each notebo
 links, power) and `WorkerProxy` (its worker).
 """
 
+import json
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -15,10 +16,14 @@ from potluck_agent import fault_log
 from potluck_agent.core.asks import AskExchange
 from potluck_agent.core.coordinators import Coordinators
 from potluck_agent.core.events import (
+    DONE,
+    FAILED,
+    MOVES,
     OWNER,
     Action,
     Buffer,
     Event,
+    FromDisk,
     FromPeer,
     FromWorker,
     KeepLeases,
@@ -30,6 +35,8 @@ from potluck_agent.core.events import (
     MustLeave,
     PeerDevice,
     PeerRevoked,
+    ReadKept,
+    RemoveKept,
     Report,
     SetMembers,
     StartWorker,
@@ -39,6 +46,7 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
+    WriteKept,
 )
 from potluck_agent.core.graceful_leave import GracefulLeave
 from potluck_agent.core.members import read_roster
@@ -46,6 +54,7 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
 from potluck_agent.core.sessions import NotebookSession, known_members, state_of, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
+from potluck_agent.core.weight_cache import WeightCache
 from potluck_agent.core.worker_proxy import READY, STARTING
 from potluck_agent.core.workspaces import Workspaces
 from potluck_wire.documents import dump
@@ -98,6 +107,11 @@ class Core:
         self._last_s: float | None = None
         self._departure = GracefulLeave()
         self._coordinators = Coordinators(settings.leases)
+        self._cache = WeightCache(
+            settings.kept_bytes,
+            json.loads(settings.kept) if settings.kept else (),
+            lambda: {run for each in self._workspaces for run in each.plans.runs},
+        )
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -109,7 +123,7 @@ class Core:
         self._announced_members: dict[str, PeerDevice] = {}
         self._radio_s = 0.0
         self._facts: dict[str, Any] | None = None  # what a worker has said of itself
-        self._workspaces = Workspaces(settings, out, self._members)
+        self._workspaces = Workspaces(settings, out, self._members, self._cache)
         self._outgoing = self._workspaces.outgoing
         self._asks = AskExchange(settings, out, self._workspaces, self._members, self._departure)
         self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces, self._asks)
@@ -129,6 +143,10 @@ class Core:
                 self._lose_worker(event.worker, event.cause, event.text, now_s)
             case PeerRevoked():
                 self._end_session(event.key, now_s)
+                self._cache.leave(event.key)
+                self._out.add(RemoveKept(event.key))
+            case FromDisk():
+                self._from_disk(event, now_s)
             case LinkReset():
                 self._exchange.reset(event, now_s)
             case MemberLost():
@@ -368,6 +386,12 @@ class Core:
         self._workspaces.divide(self._sessions)
         self._welcome(now_s)  # whoever waited for this worker gets another one
 
+    def _from_disk(self, event: FromDisk, now_s: float) -> None:
+        """Weights are kept now, or in their place, or the disk failed."""
+        if event.state != MOVES:
+            self._cache.end(event.ticket, is_whole=event.state == DONE)
+        self._exchange.from_disk(event, now_s)
+
     # --- workers ----------------------------------------------------------------------------------
 
     def _from_worker(self, event: FromWorker, now_s: float) -> None:
@@ -513,6 +537,8 @@ class Core:
                 self._exchange.rejected(event.action.key, rejected, now_s)
             case KeepLeases():
                 self._coordinators.not_kept()
+            case ReadKept() | WriteKept() as asked:
+                self._from_disk(FromDisk(asked.ticket, asked.place.worker, FAILED), now_s)
             case ToPeer(message=Done() as done):
                 if own := self._workspaces.get(event.action.key):
                     own.plans.answer_failed(done, event.text)

@@ -23,7 +23,8 @@ class Settings:
     (or ten times the longest task so far, where that is more). `grace_s`: a notebook that is silent
     for so long is gone. `is_told_times`: tasks last as long as a program says, for this device
     plays another. `facts`: what else the capability statement says. `leases`: what was promised to
-    coordinators before the agent was started, as JSON.
+    coordinators before the agent was started, as JSON. `kept_bytes`: for weights between runs;
+    `kept`: what there is of them already, as JSON.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Settings:
     is_told_times: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     leases: str = ""
+    kept_bytes: int = 0
+    kept: str = ""
 
     @property
     def is_emulated(self) -> bool:
@@ -54,6 +57,7 @@ class Settings:
             "version": show(),
             "memory_bytes": self.memory_bytes,
             "max_value_bytes": min(MAX_VALUE_BYTES, self.inbound_bytes),
+            **({"kept_bytes": self.kept_bytes} if self.kept_bytes else {}),
         }
         return {**nothing, **facts, **self.facts, **own}
 

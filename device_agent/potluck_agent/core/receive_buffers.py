@@ -10,58 +10,18 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from potluck_agent.allocator import Allocator, ArenaFull
-from potluck_agent.core.events import Action, Buffer, Span, Store, ToPeer
+from potluck_agent.core.events import Action, Buffer, FromDisk, Span, Store, ToPeer
+from potluck_agent.core.inbound_space import AGENT, DISK, InboundSpace
+from potluck_agent.core.kept_values import KeptValues, OfferedValue
+from potluck_agent.core.weight_cache import WeightCache
 from potluck_wire.chunks import CreditLedger, Reassembler
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_ITEMS, MAX_TRANSFERS, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
-AGENT, WORKER = "agent", "worker"  # who can hold a place
 # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 CREDIT_DELAY_S = 0.2
-
-
-class InboundSpace:
-    """The inbound arena: a place is free again when everybody who holds it has released it: we, and
-    the worker.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._allocator = Allocator(nbytes)
-        self._holders: dict[int, set[str]] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of places that somebody holds, with padding."""
-        return self._allocator.used_bytes
-
-    def place(self, nbytes: int) -> int | None:
-        """An offset for so many bytes, which we hold; None where there is no room now."""
-        try:
-            offset = self._allocator.allocate(nbytes)
-        except ArenaFull:
-            return None
-        self._holders[offset] = {AGENT}
-        return offset
-
-    def lend(self, offset: int) -> None:
-        """The worker holds it, too."""
-        self._holders[offset].add(WORKER)
-
-    def release(self, offset: int, holder: str) -> bool:
-        """One lets go; True where the place is free now. Whoever does not hold it frees nothing: it
-        was given up, or a worker says what it likes."""
-        holders = self._holders.get(offset, set())
-        if holder not in holders:
-            return False
-        holders.remove(holder)
-        if holders:
-            return False
-        del self._holders[offset]
-        self._allocator.free(offset)
-        return True
+NO_CACHE = WeightCache(0, (), tuple)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -103,11 +63,16 @@ class ChunkOutcome:
 
 
 class ReceiveBuffers:
-    """All arrivals for one worker, into its inbound arena of so many bytes."""
+    """All arrivals for one worker, into its inbound arena of so many bytes. `cache`: what is kept
+    of the weights of this notebook, `owner`, and of others; nothing is, without.
+    """
 
-    def __init__(self, inbound_bytes: int, worker: int = 0) -> None:
+    def __init__(
+        self, inbound_bytes: int, worker: int = 0, owner: str = "", cache: WeightCache | None = None
+    ) -> None:
         self._worker = worker
         self.space = InboundSpace(inbound_bytes)
+        self.kept = KeptValues(owner, worker, cache, lambda: self.space)
         self._arrivals: OrderedDict[tuple[str, int], IncomingValue] = OrderedDict()
         self._queue: deque[IncomingValue] = deque()  # without a place, oldest first
         self._accounts: defaultdict[str, CreditLedger] = defaultdict(CreditLedger)  # by sender
@@ -116,7 +81,7 @@ class ReceiveBuffers:
     @property
     def busy(self) -> bool:
         """Whether anything is coming in."""
-        return bool(self._arrivals)
+        return bool(self._arrivals or len(self.kept))
 
     @property
     def n_arriving(self) -> int:
@@ -164,6 +129,36 @@ class ReceiveBuffers:
             self._queue.append(arrival)
         self._arrivals[key, value.transfer] = arrival
         return self._accept(arrival, 0, data)
+
+    def offer(self, key: str, value: Value, about: Hashable, now_s: float) -> ChunkOutcome:
+        """A value that may be kept here, told by its header. WireError where that does not hold."""
+        Reassembler(value)
+        offered = OfferedValue(key=key, value=value, about=about, start_s=now_s)
+        return ChunkOutcome(actions=self.kept.offer(offered))
+
+    def from_disk(self, event: FromDisk) -> ChunkOutcome:
+        """The disk gets on with a value that is kept here, or will be."""
+        actions, offered, place = self.kept.progress(event)
+        step = ChunkOutcome(actions=actions)
+        if offered is not None:
+            self.space.lend(offered.offset, AGENT)
+            self.space.release(offered.offset, DISK)
+            step.complete.append(
+                IncomingValue(
+                    key=offered.key,
+                    assembly=Reassembler(offered.value),
+                    about=offered.about,
+                    worker=self._worker,
+                    offset=offered.offset,
+                    start_s=offered.start_s,
+                )
+            )
+            step.actions += self.kept.go_on()
+        elif place is not None:
+            more = self.release(place, DISK)
+            step.actions += more.actions
+            step.complete += more.complete
+        return step
 
     def awaits(self, key: str, transfer: int) -> bool:
         """Whether this transfer of that sender is coming in."""
@@ -215,6 +210,8 @@ class ReceiveBuffers:
         if arrival.assembly.complete:
             del self._arrivals[arrival.key, arrival.value.transfer]
             step.complete.append(arrival)
+            if arrival.value.content and arrival.offset is not None:
+                step.actions += self.kept.keep(arrival.value, arrival.offset)
         return step
 
     def along(self, key: str) -> tuple[int, ...]:
@@ -260,6 +257,7 @@ class ReceiveBuffers:
             more = self._acknowledge(arrival)
             step.actions += more.actions
             step.complete += more.complete
+        step.actions += self.kept.go_on()
         return step
 
     def reset(self, key: str) -> ChunkOutcome:
@@ -268,13 +266,14 @@ class ReceiveBuffers:
             arrival for (sender, _), arrival in self._arrivals.items() if sender == key
         ]:
             self._drop(arrival)
+        self.kept.reset(key)
         self._accounts.pop(key, None)
         self._unsettled.pop(key, None)
         return self._fill()
 
     def cancel(self, about: Hashable) -> ChunkOutcome:
         """What belongs to this is not wanted any more."""
-        step = ChunkOutcome()
+        step = ChunkOutcome(actions=self.kept.cancel(about))
         for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
             self._drop(arrival)
             text = "the run has ended"
@@ -289,7 +288,7 @@ class ReceiveBuffers:
 
         Its senders take it as received.
         """
-        step = ChunkOutcome()
+        step = ChunkOutcome(actions=self.kept.settle(execution))
         for arrival in list(self._arrivals.values()):
             value = arrival.value
             if (value.run, value.epoch, value.program, value.step) == execution:
@@ -312,7 +311,7 @@ class ReceiveBuffers:
 
     def clear(self) -> ChunkOutcome:
         """The arena is gone; everything that was coming is rejected. Measured values go on."""
-        step = ChunkOutcome()
+        step = ChunkOutcome(actions=self.kept.clear())
         self.space = InboundSpace(self.space.nbytes)
         self._queue.clear()
         for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:

@@ -19,6 +19,7 @@ from potluck_agent.core.events import (
     Action,
     Buffer,
     Event,
+    FromDisk,
     FromPeer,
     FromWorker,
     KeepLeases,
@@ -29,7 +30,9 @@ from potluck_agent.core.events import (
     MemberLost,
     MustLeave,
     PeerRevoked,
+    ReadKept,
     ReadMeter,
+    RemoveKept,
     Report,
     Sender,
     SetMembers,
@@ -41,6 +44,7 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
+    WriteKept,
 )
 from potluck_agent.core.msgpack_size import check_count
 from potluck_wire.errors import WireError
@@ -77,7 +81,7 @@ N_READ: dict[type[Message], int] = {
 UNREAD = (Value, Chunk, LoadSegment, MeasureTask)
 _PLAIN: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick, MustLeave, MayStay)
+    for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick, MustLeave, MayStay, FromDisk)
 }
 
 
@@ -259,6 +263,12 @@ def _facts(action: Action) -> list[Any]:
         case KeepLeases():
             kept = [list(lease.values()) for lease in action.rows]
             row = [action.answer.key, _pack_message(action.answer.message), kept]
+        case ReadKept() | WriteKept():
+            span = action.place
+            row = [action.ticket, action.owner, action.content, action.dtype, *action.shape]
+            row += [span.offset, span.nbytes, span.worker]
+        case RemoveKept():
+            row = [action.owner, action.content]
         case Report():
             row = [action.text.partition("\n")[0].partition("(")[0]]
     return row

@@ -6,18 +6,19 @@ measurements that they are of. Pure.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import fields
 from typing import Any
 
 from potluck_agent.core.asks import AskExchange
-from potluck_agent.core.events import Buffer, LinkReset, Sender
+from potluck_agent.core.events import Buffer, FromDisk, LinkReset, Sender
 from potluck_agent.core.execution import Unwanted
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
-from potluck_wire.limits import ANSWER, ASK, PROBE
-from potluck_wire.messages import Chunk, Credit, Message, RefusalCode, Rejected, Value
+from potluck_wire.limits import ANSWER, ASK, MAX_CHUNK_BYTES, PROBE
+from potluck_wire.messages import Chunk, Credit, Message, Offer, RefusalCode, Rejected, Value
 
 
 class ValueExchange:
@@ -41,6 +42,7 @@ class ValueExchange:
             type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
         ] = {
             Value: self._value,
+            Offer: self._offer,
             Chunk: self._chunk,
             Credit: self._credit,
             Rejected: lambda key, message, buffers, now_s: self.rejected(key, message, now_s),
@@ -80,13 +82,9 @@ class ValueExchange:
             else:
                 self._take(workspace, key, message, buffers[0], now_s)
         except Unwanted as unwanted:
-            self._out.send(
-                key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted))
-            )
+            self._reject(key, message.transfer, unwanted.code, str(unwanted))
         except WireError as error:
-            self._out.send(
-                key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text)
-            )
+            self._reject(key, message.transfer, RefusalCode.DOCUMENT, error.text)
 
     def _take_asked(self, key: str, message: Value, data: Buffer, now_s: float) -> None:
         """A value of a request for a service: what does not hold ends that request."""
@@ -103,17 +101,51 @@ class ValueExchange:
     def _take(
         self, workspace: Workspace, key: str, message: Value, data: Buffer, now_s: float
     ) -> None:
-        workspace.n_moved += 1
-        about = workspace.work.expect(key, message)
-        if about is None:
-            known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
-            self._out.send(key, known)
+        if (about := self._about(workspace, key, message)) is None:
             return
+        if message.content and key != workspace.key:
+            raise Unwanted(RefusalCode.STATE, "only a notebook says what may be kept for it")
         may_wait = not self._is_emulated and workspace.work.goes_on_after(message)
         step = workspace.incoming.begin(
             key, message, data, about, sink=False, now_s=now_s, may_wait=may_wait
         )
         workspace.work.apply(step, now_s)
+
+    def _about(self, workspace: Workspace, key: str, value: Value) -> Hashable:
+        """What this value belongs to; None, and its sender knows, where it is here already."""
+        workspace.n_moved += 1
+        about = workspace.work.expect(key, value)
+        if about is None:
+            known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
+            self._out.send(key, known)
+        return about
+
+    def _offer(self, key: str, message: Offer, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """A notebook asks whether its own weights are kept here."""
+        try:
+            workspace = self._workspaces.of_run(message.run)
+            if workspace is None or workspace.key != key:
+                raise Unwanted(RefusalCode.UNKNOWN_RUN, f"no run {message.run} of yours is loaded")
+            names = (field.name for field in fields(message))
+            header = {name: getattr(message, name) for name in names}
+            value = Value(**header, chunk_bytes=min(MAX_CHUNK_BYTES, max(1, message.nbytes)))
+            if (about := self._about(workspace, key, value)) is not None:
+                workspace.work.apply(workspace.incoming.offer(key, value, about, now_s), now_s)
+        except Unwanted as unwanted:
+            self._reject(key, message.transfer, unwanted.code, str(unwanted))
+        except WireError as error:
+            self._reject(key, message.transfer, RefusalCode.DOCUMENT, error.text)
+
+    def _reject(self, key: str, transfer: int, code: str, text: str) -> None:
+        self._out.send(key, Rejected(transfer=transfer, code=code, text=text))
+
+    def from_disk(self, event: FromDisk, now_s: float) -> None:
+        """Weights that are kept here, or will be, get on."""
+        workspace = self._workspaces.of_worker(event.worker)
+        if workspace is not None:
+            workspace.n_moved += 1
+            workspace.worker.moved(now_s)
+            workspace.work.apply(workspace.incoming.from_disk(event), now_s)
 
     def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
         if self._sinks.awaits(key, message.transfer):

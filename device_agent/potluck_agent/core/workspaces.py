@@ -18,6 +18,7 @@ from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.request_engine import RequestEngine
 from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.sessions import NotebookSession
+from potluck_agent.core.weight_cache import WeightCache
 from potluck_agent.core.worker_proxy import ABSENT, COMPUTING, READY, BusyTime, WorkerProxy
 from potluck_wire.limits import MAX_WORKERS
 from potluck_wire.messages import (
@@ -48,11 +49,12 @@ class Workspace:
         members: Callable[[str], dict[str, PeerDevice]],
         others: "OtherWorkspaces",
         busy: BusyTime,
+        cache: WeightCache,
     ) -> None:
         self.key, self.number = key, number
         self.n_moved = 0  # messages of values that came in and went out
         self.worker = WorkerProxy(settings, out, number, busy)
-        self.incoming = ReceiveBuffers(settings.inbound_bytes, number)
+        self.incoming = ReceiveBuffers(settings.inbound_bytes, number, key, cache)
         self.work = RequestEngine(
             key, settings, out, self.worker, self.incoming, outgoing, members, others
         )
@@ -132,10 +134,15 @@ class Workspaces:
     """Those of all notebooks that have a session, by their keys."""
 
     def __init__(
-        self, settings: Settings, out: Outbox, members: Callable[[str], dict[str, PeerDevice]]
+        self,
+        settings: Settings,
+        out: Outbox,
+        members: Callable[[str], dict[str, PeerDevice]],
+        cache: WeightCache,
     ) -> None:
         self._settings, self._out = settings, out
         self._members = members
+        self._cache = cache
         self.outgoing = SendQueue(link_bytes_per_s=settings.link_bytes_per_s, along=self.along)
         self.busy = BusyTime()
         self._by_key: dict[str, Workspace] = {}
@@ -161,6 +168,7 @@ class Workspaces:
                 self._members,
                 OtherWorkspaces(key, self._by_key),
                 self.busy,
+                self._cache,
             )
         return known
 

@@ -30,7 +30,9 @@ from potluck_agent.core.events import (
     MustLeave,
     PeerDevice,
     PeerRevoked,
+    ReadKept,
     ReadMeter,
+    RemoveKept,
     Report,
     Sender,
     SetMembers,
@@ -42,6 +44,7 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
+    WriteKept,
 )
 from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
@@ -50,6 +53,7 @@ from potluck_agent.keys import Identity, TrustedPeer
 from potluck_agent.net.emulated_load import loaded
 from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.fair_receive import FairReceiver
+from potluck_agent.net.kept_files import KeptFiles
 from potluck_agent.net.meter_reader import KeptMeter, MeterSource
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.owner_status import view
@@ -118,6 +122,8 @@ class EventLoop:
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
         self._workers = WorkerPool(self._sources, start_worker, may_rest=may_rest)
+        self._kept = KeptFiles(state_dir, journal.note)
+        self._sources.register(self._kept.descriptor)
         self._context: Any = zmq.Context()
         self._inflow = SocketMemory()
         self._intake = FairReceiver(self._sources, self._inflow, self._take)
@@ -131,6 +137,7 @@ class EventLoop:
             self_test(self._context, self._sockets, identity)
         except BaseException:
             self._context.destroy(0)
+            self._kept.close()
             raise
         self.port = self._sockets.port
         self._pairing_listener = PairingListener(
@@ -182,6 +189,9 @@ class EventLoop:
         if self._workers.has_news(ready):
             self._read_workers(ready)
             self._workers.supply()
+        if self._kept.descriptor in ready:
+            for event in self._kept.news():
+                self._feed(event)
         if sockets.routers.get(Channel.DATA) in ready:
             self._intake.read(Channel.DATA, sockets.routers)
             self._workers.supply()
@@ -258,6 +268,7 @@ class EventLoop:
             return
         self._closed = True
         self._workers.kill_all()
+        self._kept.close()
         self._links.close()
         self._pairing_listener.hang_up()
         self._sources.close()
@@ -433,6 +444,10 @@ class EventLoop:
             case KeepLeases():
                 lease_file.keep(self._state_dir, action.rows)
                 self._send(action.answer)
+            case ReadKept() | WriteKept():
+                self._kept.do(action, self._workers.view(action.place))
+            case RemoveKept():
+                self._kept.do(action)
             case Report():
                 self._journal.fault(action.text, fault_log.FILE)
                 fault_log.keep(self._state_dir, action.text)

@@ -112,7 +112,8 @@ def deploy(
             engine.value_marks = model.value_marks()
         weights = saved.weights if saved else model.state()
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
-        engine.state.push(weights)
+        engine.state.push(weights, offered=True)
+        task.update(0.9, engine.state.told())
         moments = _go_on(engine, model, saved) if saved is not None else {}
         engine.is_protected = protect is not False
         if chosen is not None and engine.is_protected:

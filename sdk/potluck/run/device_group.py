@@ -3,9 +3,10 @@ tensors in and out.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
@@ -14,18 +15,20 @@ from potluck.run.compiled_plan import Requests, kept_types
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.run.weight_update import Update
 from potluck.schedule import Compiled, InputBinding, ReceivedValue
-from potluck.sessions.events import ExecutionResult, RequestAll, StartExecution
+from potluck.sessions.events import ExecutionResult, FeedExecution, RequestAll, StartExecution
 from potluck.sessions.failures import sizes
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
-from potluck.sessions.traffic import Raw
+from potluck.sessions.traffic import Place, Raw
+from potluck_wire.content import content_of
 from potluck_wire.messages import Commit, Drop
-from potluck_wire.version import MEMORY_AT_COMMIT, PIGGYBACKED_CREDIT
+from potluck_wire.version import KEPT_WEIGHTS, MEMORY_AT_COMMIT, PIGGYBACKED_CREDIT
 
 if TYPE_CHECKING:
     import torch
 
 METER_PERIOD_S = 1.0
+LEAST_OFFERED_BYTES = 1024  # an offer and its answer are some 300 bytes
 LOSS_BYTES = 8  # of one micro-batch, in whatever type
 LOSS_TYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -150,6 +153,7 @@ class DeviceGroup:
         output_bytes: Mapping[str, int] | None = None,
         stream: str = "",
         request: bool = False,
+        offered: bool = False,
     ) -> "Future[ExecutionResult]":
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that
         they ask for. Done at once where they have nothing to do.
@@ -175,9 +179,12 @@ class DeviceGroup:
             As in `StartExecution`.
         request
             It is a request, which may fail alone.
+        offered
+            Devices may have kept these states: they are asked before any is sent.
         """
         feeds: dict[str, dict[str, Raw]] = {}
-        for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
+        by_priority = sorted(compiled.feeds, key=lambda feed: feed.priority)
+        for feed in by_priority if not offered else ():
             feeds.setdefault(feed.device, {})[feed.value] = raw_of(feed, batch or {}, states or {})
         expects: dict[str, dict[str, int]] = {}
         for result in compiled.results:
@@ -190,7 +197,7 @@ class DeviceGroup:
         name = next(iter(compiled.programs.values())).name
         if not active:  # all is where it shall be
             return self._done(epoch, name, step)
-        return self.link.ask(
+        future: Future[ExecutionResult] = self.link.ask(
             StartExecution(
                 run=self.run,
                 epoch=epoch,
@@ -207,6 +214,41 @@ class DeviceGroup:
                 request=request,
             )
         )
+        if offered:
+            self._offer(future, (self.run, epoch, name, step), by_priority, states or {})
+        return future
+
+    def _offer(
+        self,
+        future: "Future[ExecutionResult]",
+        place: Place,
+        feeds: Iterable[InputBinding],
+        states: "Mapping[str, torch.Tensor]",
+    ) -> None:
+        """Feed an execution with states that devices may have kept, one after the other: while the
+        link carries one, the sum of the next is made.
+        """
+        contents: dict[str, bytes] = {}
+        try:
+            for feed in in_turn(feeds):
+                if future.done():  # it has failed
+                    return
+                raw = raw_of(feed, {}, states)
+                if len(raw.data) >= LEAST_OFFERED_BYTES and self._keeps(feed.device):
+                    content = contents.get(feed.tensor) or content_of(
+                        raw.dtype, raw.shape, raw.data
+                    )
+                    contents[feed.tensor] = content
+                    raw = replace(raw, content=content)
+                fed = FeedExecution(device=feed.device, place=place, name=feed.value, raw=raw)
+                self.link.notify(fed)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _keeps(self, device: str) -> bool:
+        member = self._members[device]
+        return member.speaks(KEPT_WEIGHTS) and bool(member.capability.get("kept_bytes"))
 
     def _done(self, epoch: int, program: str, step: int) -> "Future[ExecutionResult]":
         """Nobody has anything to do."""
@@ -224,6 +266,21 @@ class DeviceGroup:
             )
         )
         return future
+
+
+def in_turn(feeds: Iterable[InputBinding]) -> Iterator[InputBinding]:
+    """The feeds of all devices, one of each in turn, and those of each in order.
+
+    Parameters
+    ----------
+    feeds
+        Of some devices.
+    """
+    queues: dict[str, list[InputBinding]] = {}
+    for feed in feeds:
+        queues.setdefault(feed.device, []).append(feed)
+    for row in zip_longest(*queues.values()):
+        yield from (feed for feed in row if feed is not None)
 
 
 def raw_of(

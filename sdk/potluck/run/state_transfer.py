@@ -4,6 +4,7 @@ back.
 
 from typing import TYPE_CHECKING
 
+from potluck import units
 from potluck.run.compiled_plan import MOMENTS, PULL, PUSH
 from potluck.run.device_group import state_types, states_of
 from potluck.run.snapshots import Snapshot
@@ -31,6 +32,7 @@ class RunState:
         self._engine = engine
         self._n_moves = 0
         self.moved_s = 0.0  # that pulling and pushing have taken so far
+        self.pushed_bytes = self.kept_bytes = 0  # put onto devices; of these, not sent
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """All that the run computes with, on devices and here; the rest as the user has it."""
@@ -58,19 +60,44 @@ class RunState:
         types = state_types(engine.model, engine.active.optimizer if moments else None)
         return states_of(self._move(compiled), compiled, types)
 
-    def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
-        """Put these weights, or this state of the optimizer, onto the devices."""
+    def push(
+        self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False, offered: bool = False
+    ) -> None:
+        """Put these weights, or this state of the optimizer, onto the devices.
+
+        Parameters
+        ----------
+        states
+            By name.
+        moments
+            They are the optimizer's.
+        offered
+            Devices may have kept them, and may keep them: weights that a run begins with.
+        """
         compiled = self._engine.active.compiled.get(PUSH + MOMENTS * moments)
         if compiled is not None:
-            self._move(compiled, states)
+            execution = self._move(compiled, states, offered=offered)
+            self.kept_bytes += execution.kept_bytes
+            self.pushed_bytes += sum(feed.nbytes for feed in compiled.feeds)
+
+    def told(self) -> str:
+        """How much was put onto devices, for people, and how much of it was there already."""
+        n = units.size(self.pushed_bytes)
+        there = f"; {units.size(self.kept_bytes)} of them were there" if self.kept_bytes else ""
+        return f"{n} of weights are on the devices{there}"
 
     def _move(
-        self, compiled: "Compiled", states: "Mapping[str, torch.Tensor] | None" = None
+        self,
+        compiled: "Compiled",
+        states: "Mapping[str, torch.Tensor] | None" = None,
+        *,
+        offered: bool = False,
     ) -> "ExecutionResult":
         engine = self._engine
         self._n_moves += 1
+        epoch, step = engine.active.epoch, self._n_moves
         execution = engine.result(
-            engine.group.execute(engine.active.epoch, compiled, self._n_moves, states=states)
+            engine.group.execute(epoch, compiled, step, states=states, offered=offered)
         )
         self.moved_s += execution.stop_s - execution.start_s
         return execution

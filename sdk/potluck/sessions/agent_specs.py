@@ -54,7 +54,8 @@ class Spec:
     def arguments(self) -> list[str]:
         """The agent's options that make it this device."""
         given = ["--name", self.name, "--threads", str(self.threads)]
-        given += ["--device", self.processor]
+        # an agent that ends with its home keeps nothing for later
+        given += ["--device", self.processor, "--keep", "0"]
         if self.slowdown > 1.0:
             given += ["--slowdown", f"{self.slowdown:g}"]
         if self.emulated:

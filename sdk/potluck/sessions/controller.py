@@ -23,6 +23,7 @@ from potluck.sessions.events import (
     ConnectionLost,
     Disconnect,
     Event,
+    FeedExecution,
     Notification,
     OpenSession,
     Received,
@@ -73,6 +74,7 @@ from potluck_wire.messages import (
     Rejected,
     Staying,
     Value,
+    Wanted,
     Welcome,
 )
 from potluck_wire.program import MAX_INSTRUCTIONS
@@ -121,6 +123,8 @@ class Controller:
                 self._receive(event)
             case StartExecution():
                 self._start(event)
+            case FeedExecution():
+                self._feed(event)
             case RequestAll():
                 self._request_all(event)
             case AskService():
@@ -240,6 +244,11 @@ class Controller:
             for name, raw in feeds.items():
                 self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
 
+    def _feed(self, event: FeedExecution) -> None:
+        if self._executions.at(event.device, event.place) is not None:
+            traffic = self._peers[event.device].traffic
+            self._post(event.device, traffic.send(event.place, event.name, event.raw))
+
     def _start_ready(self) -> None:
         for launched, device, ahead in self._executions.startable():
             launched.to_start.remove(device)
@@ -270,7 +279,7 @@ class Controller:
             case Pong():
                 check_clock(message.clock_s)
                 peer.pulse.pong(message, self._now_s)
-            case Value() | Chunk() | Credit() | Rejected():
+            case Value() | Chunk() | Credit() | Rejected() | Wanted():
                 self._receive_data(event.device, peer, message, event.buffers)
             case AskEnded():
                 self._actions += self._asks.ended(event.device, message)
@@ -336,6 +345,10 @@ class Controller:
                 launched.waiting_values.discard((device, value.name))
                 launched.outputs[device, value.name] = raw
                 self._finish(launched)
+        while peer.traffic.spared:
+            value = peer.traffic.spared.pop()
+            if (launched := self._executions.at(device, place_of(value))) is not None:
+                launched.kept_bytes += value.nbytes
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run and value.program == PROBE:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.sessions.traffic import Raw
+from potluck.sessions.traffic import Place, Raw
 from potluck_wire.messages import Channel, Message
 
 Payload = tuple[Message, tuple[Any, ...]]
@@ -100,6 +100,16 @@ class StartExecution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeedExecution:
+    """One more value from here for a device that is at an execution; nothing where that is over."""
+
+    device: str
+    place: Place
+    name: str
+    raw: Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskService:
     """Ask a device for a service that was granted there, with these values from here. Resolves with
     a `ServiceAnswer`.
@@ -151,6 +161,7 @@ Event = (
     | RequestAll
     | UplinkProbe
     | StartExecution
+    | FeedExecution
     | AskService
     | CancelExecution
     | Received
@@ -241,7 +252,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """One execution that went well: the values that came home and what each device did when."""
+    """One execution that went well: the values that came home and what each device did when.
+
+    `kept_bytes`: of values from here that devices had kept, and that were not sent.
+    """
 
     run: str
     epoch: int
@@ -251,6 +265,7 @@ class ExecutionResult:
     timelines: Mapping[str, Timeline]
     start_s: float
     stop_s: float
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,7 @@ class Launched:
     running: set[str] = field(default_factory=set)
     outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
     timelines: dict[str, Timeline] = field(default_factory=dict)
+    kept_bytes: int = 0  # of what was fed: devices had it
     # its releases count from a common begin: there is one, and no other request is under way
     ordered: bool = False
     # fail with this after that time, unless a better cause appears
@@ -140,6 +141,7 @@ class Launched:
             timelines=self.timelines,
             start_s=self.start_s,
             stop_s=now_s,
+            kept_bytes=self.kept_bytes,
         )
 
     def order(self, ahead: "Launched | None", peer: Peer, now_s: float) -> Execute:

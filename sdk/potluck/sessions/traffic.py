@@ -5,12 +5,12 @@ The agents keep the same rules among themselves; PROTOCOL.md tells them.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS, PROBE, WINDOW_BYTES
-from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
+from potluck_wire.messages import Chunk, Credit, Message, Offer, Rejected, Value, Wanted
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
 Envelope = tuple[Message, Buffers]
@@ -25,6 +25,7 @@ class Raw:
     dtype: str
     shape: tuple[int, ...]
     data: bytes | bytearray | memoryview
+    content: bytes = b""  # what an agent may know it by, so that it is offered first
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class _Outgoing:
     window: SendWindow
     data: memoryview
     ticket: int | None  # of a probe
+    is_offered: bool = False  # and the agent has not said that it wants it
 
 
 @dataclass(slots=True)
@@ -44,6 +46,10 @@ class _Incoming:
 def place_of(value: Value) -> Place:
     """The execution that a value belongs to."""
     return (value.run, value.epoch, value.program, value.step)
+
+
+def _offer(value: Value) -> Offer:
+    return Offer(**{item.name: getattr(value, item.name) for item in fields(Offer)})
 
 
 class Traffic:
@@ -65,6 +71,7 @@ class Traffic:
         self.n_taken = 0  # chunks of values that are wanted
         self.rejected: list[tuple[Value, Rejected]] = []
         self.probed: list[int] = []  # tickets of probes that have arrived
+        self.spared: list[Value] = []  # offered, and the agent had them
 
     @property
     def held_bytes(self) -> int:
@@ -98,6 +105,7 @@ class Traffic:
             shape=raw.shape,
             nbytes=len(view),
             chunk_bytes=self._chunk_bytes,
+            content=raw.content,
         )
         self._outgoing[value.transfer] = _Outgoing(
             value, SendWindow(len(view), self._chunk_bytes), view, ticket
@@ -141,6 +149,8 @@ class Traffic:
         """
         if isinstance(message, Credit):
             return self._credit(message), []
+        if isinstance(message, Wanted):
+            return self._wanted(message.transfer), []
         if isinstance(message, Rejected):
             out = self._outgoing.get(message.transfer)
             if out is not None:
@@ -202,8 +212,19 @@ class Traffic:
         self._free_bytes += out.window.credit(message.received_bytes, message.done)
         if message.done:
             self._forget(message.transfer)
+            if out.is_offered:
+                self.spared.append(out.value)
             if out.ticket is not None:
                 self.probed.append(out.ticket)
+        return self._pump()
+
+    def _wanted(self, transfer: int) -> list[Envelope]:
+        out = self._outgoing.get(transfer)
+        if out is not None:
+            if not out.is_offered:
+                raise WireError(WireCode.CHUNK, f"transfer {transfer} was not offered")
+            out.is_offered = False
+            self._waiting.append(transfer)
         return self._pump()
 
     def _forget(self, transfer: int) -> None:
@@ -219,6 +240,11 @@ class Traffic:
             out = self._outgoing[self._waiting[0]]
             if out.value.transfer not in self._begun and len(self._begun) >= MAX_TRANSFERS:
                 break
+            if out.value.content and out.value.transfer not in self._begun:
+                self._begun.add(self._waiting.popleft())
+                out.is_offered = True
+                envelopes.append((_offer(out.value), ()))
+                continue
             chunk = out.window.advance(self._free_bytes)
             if chunk is None:
                 break

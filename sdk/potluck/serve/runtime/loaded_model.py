@@ -95,7 +95,7 @@ class Loaded:
         )
         self._names = [tensor.name for tensor in self._engine.compiled_plan.segments[-1].outputs]
         try:
-            self._engine.state.push(model.state())
+            self._engine.state.push(model.state(), offered=True)
         except BaseException:
             self.close()
             raise

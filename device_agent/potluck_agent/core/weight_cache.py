@@ -1,0 +1,143 @@
+"""Which weights this device keeps between runs, by the notebook that they are of and their content:
+what is found, and what goes first where room is needed. Pure; the files are the edge's.
+
+A notebook finds its own alone, so none learns what another one has. Room is made at the notebook
+that keeps most, so none drives out others: those of its weights go that were used longest ago, but
+never those of runs that are loaded.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from potluck_wire.documents import dump
+
+MAX_ENTRIES = 1 << 14  # of all notebooks: each is a file
+
+
+@dataclass(slots=True)
+class _Entry:
+    nbytes: int
+    run: str  # that used it last
+    is_whole: bool  # it is on the disk, not only on its way there
+
+
+class WeightCache:
+    """`limit_bytes`: of all weights together; 0 keeps none. `rows`: what is on the disk already,
+    those first that were used longest ago. `loaded()` gives the names of the runs that are loaded.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        rows: Iterable[Mapping[str, Any]],
+        loaded: Callable[[], Container[str]],
+    ) -> None:
+        self.limit_bytes, self._loaded = limit_bytes, loaded
+        self._of: dict[str, OrderedDict[bytes, _Entry]] = {}
+        self._begun: dict[int, tuple[str, bytes]] = {}
+        self.used_bytes = self._n_tickets = 0
+        for row in rows:
+            self._add(row["owner"], bytes.fromhex(row["content"]), _Entry(row["nbytes"], "", True))
+
+    @property
+    def n_entries(self) -> int:
+        """How many are kept."""
+        return sum(map(len, self._of.values()))
+
+    def has(self, owner: str, content: bytes, run: str) -> bool:
+        """Whether it is kept for this notebook; it is used by this run then."""
+        entry = self._entries(owner).get(content)
+        if entry is None or not entry.is_whole:
+            return False
+        entry.run = run
+        self._of[owner].move_to_end(content)
+        return True
+
+    def begin(
+        self, owner: str, content: bytes, nbytes: int, run: str
+    ) -> tuple[int, list[tuple[str, bytes]]]:
+        """Make room for one that will be kept: the number that `end` knows it by, and what has to
+        go for it, by owner and content. Number 0: it is kept already, or no room can be made.
+        """
+        if nbytes > self.limit_bytes or content in self._entries(owner):
+            return 0, []
+        gone: list[tuple[str, bytes]] = []
+        loaded = self._loaded()
+        while self._is_full(nbytes):
+            victim = self._victim(owner, nbytes, loaded)
+            if victim is None:
+                return 0, gone
+            self.forget(*victim)
+            gone.append(victim)
+        self._add(owner, content, _Entry(nbytes, run, False))
+        ticket = self.ticket()
+        self._begun[ticket] = owner, content
+        return ticket, gone
+
+    def _is_full(self, nbytes: int) -> bool:
+        return self.used_bytes + nbytes > self.limit_bytes or self.n_entries >= MAX_ENTRIES
+
+    def _victim(self, owner: str, nbytes: int, loaded: Container[str]) -> tuple[str, bytes] | None:
+        """The oldest one that may go, of who keeps most: bytes, or files where these are full."""
+        counts = self.n_entries >= MAX_ENTRIES
+
+        def kept(key: str) -> int:
+            own = [1 if counts else entry.nbytes for entry in self._entries(key).values()]
+            return sum(own) + (key == owner) * (1 if counts else nbytes)
+
+        for key in sorted({*self._of, owner}, key=kept, reverse=True):
+            for content, entry in self._entries(key).items():
+                if entry.is_whole and entry.run not in loaded:
+                    return key, content
+            if key == owner:  # those who keep less give nothing for it
+                return None
+        return None
+
+    def end(self, ticket: int, *, is_whole: bool) -> None:
+        """What was begun under this number is on the disk now, or will not be."""
+        owner, content = self._begun.pop(ticket, ("", b""))
+        entry = self._entries(owner).get(content)
+        if entry is not None and is_whole:
+            entry.is_whole = True
+        else:
+            self.forget(owner, content)
+
+    def forget(self, owner: str, content: bytes) -> None:
+        """It is not kept any more."""
+        entry = self._entries(owner).pop(content, None)
+        if entry is not None:
+            self.used_bytes -= entry.nbytes
+            if not self._of[owner]:
+                del self._of[owner]
+
+    def ticket(self) -> int:
+        """The number of one more thing that the disk is asked for; none is used twice."""
+        self._n_tickets += 1
+        return self._n_tickets
+
+    def leave(self, owner: str) -> None:
+        """This notebook is trusted no longer: nothing is kept for it."""
+        for content in tuple(self._of.get(owner, ())):
+            self.forget(owner, content)
+
+    def _entries(self, owner: str) -> OrderedDict[bytes, _Entry]:
+        return self._of.get(owner) or OrderedDict()
+
+    def _add(self, owner: str, content: bytes, entry: _Entry) -> None:
+        self._of.setdefault(owner, OrderedDict())[content] = entry
+        self.used_bytes += entry.nbytes
+
+
+def kept_rows(rows: Iterable[tuple[str, bytes, int]]) -> str:
+    """Rows for `WeightCache`, as JSON.
+
+    Parameters
+    ----------
+    rows
+        Notebook's key, content and bytes of each, those first that were used longest ago.
+    """
+    return dump(
+        [{"owner": key, "content": content.hex(), "nbytes": size} for key, content, size in rows]
+    ).decode()
