@@ -52,6 +52,7 @@ WRONG = {
     "copy_bytes_per_s": -1.0,
     "version": 1,
     "max_value_bytes": 2**60,
+    "kept_bytes": "4GiB",
 }
 
 

@@ -33,8 +33,8 @@ class Options:
     `kept_bytes`: of weights, between runs. `threads` None: as many as are fastest. `device` "":
     what is fastest. `backends`: those to compute with; empty: all that are installed. `record`:
     where to keep all that happens. `relay`: the invitation to a relay that it is reached through.
-    `log_file` None: beside the keys. `rules`: when it takes part. `drain_s`: when it has to leave, what is under way
-    has so long to move elsewhere.
+    `log_file` None: beside the keys. `rules`: when it takes part. `drain_s`: when it has to leave,
+    what is under way has so long to move elsewhere.
     """
 
     name: str

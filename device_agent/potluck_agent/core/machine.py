@@ -143,8 +143,8 @@ class Core:
                 self._lose_worker(event.worker, event.cause, event.text, now_s)
             case PeerRevoked():
                 self._end_session(event.key, now_s)
-                self._cache.leave(event.key)
-                self._out.add(RemoveKept(event.key))
+                if self._cache.leave(event.key):
+                    self._out.add(RemoveKept(event.key))
             case FromDisk():
                 self._from_disk(event, now_s)
             case LinkReset():

@@ -68,7 +68,7 @@ class ReceiveBuffers:
     """
 
     def __init__(
-        self, inbound_bytes: int, worker: int = 0, owner: str = "", cache: WeightCache | None = None
+        self, inbound_bytes: int, worker: int = 0, owner: str = "", cache: WeightCache = NO_CACHE
     ) -> None:
         self._worker = worker
         self.space = InboundSpace(inbound_bytes)

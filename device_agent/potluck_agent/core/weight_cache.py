@@ -117,10 +117,12 @@ class WeightCache:
         self._n_tickets += 1
         return self._n_tickets
 
-    def leave(self, owner: str) -> None:
-        """This notebook is trusted no longer: nothing is kept for it."""
-        for content in tuple(self._of.get(owner, ())):
+    def leave(self, owner: str) -> bool:
+        """This notebook is trusted no longer: nothing is kept for it. Whether anything was."""
+        gone = tuple(self._entries(owner))
+        for content in gone:
             self.forget(owner, content)
+        return bool(gone)
 
     def _entries(self, owner: str) -> OrderedDict[bytes, _Entry]:
         return self._of.get(owner) or OrderedDict()

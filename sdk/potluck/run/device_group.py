@@ -234,7 +234,7 @@ class DeviceGroup:
                 if future.done():  # it has failed
                     return
                 raw = raw_of(feed, {}, states)
-                if len(raw.data) >= LEAST_OFFERED_BYTES and self._keeps(feed.device):
+                if len(raw.data) >= LEAST_OFFERED_BYTES and self.keeps(feed.device):
                     content = contents.get(feed.tensor) or content_of(
                         raw.dtype, raw.shape, raw.data
                     )
@@ -246,7 +246,14 @@ class DeviceGroup:
             future.cancel()
             raise
 
-    def _keeps(self, device: str) -> bool:
+    def keeps(self, device: str) -> bool:
+        """Whether a device may keep weights between runs.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        """
         member = self._members[device]
         return member.speaks(KEPT_WEIGHTS) and bool(member.capability.get("kept_bytes"))
 

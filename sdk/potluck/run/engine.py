@@ -569,7 +569,8 @@ class RunEngine:
             self.compiled_plan, self.group = compiled_plan, group
             self.migration = None
             try:
-                self.state.push(back_to.weights if back_to else self.state.weights())
+                weights = back_to.weights if back_to else self.state.weights()
+                self.state.push(weights, offered=back_to is None)
                 if back_to is not None and back_to.moments:
                     self.state.push(back_to.moments, moments=True)
             except PotluckError:

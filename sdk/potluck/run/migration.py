@@ -126,7 +126,9 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
         MOVE,
         holding(old.plan, old.segments, old.states(optimizer=False), old.epoch),
         targets(plan, new.segments, new.states(optimizer=False)),
+        offered=engine.state.offered,
     )
+    states = engine.state.with_weights({})
     devices = dict.fromkeys((*plan.devices, *old.plan.devices))
     memory = {d: old.held_bytes(d) + new.held_bytes(d) + _work_bytes(d, old, new) for d in devices}
     requests = new.requests(move, devices, memory)
@@ -134,7 +136,7 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
     try:
         group.prepare(new.epoch, requests)
         task.update(0.2, "copying weights")
-        _await([group.execute(new.epoch, move, 0)], look)
+        _await([group.execute(new.epoch, move, 0, states=states, offered=True)], look)
         with engine.boundary():
             look()
             _commit(engine, new)

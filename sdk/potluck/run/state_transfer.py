@@ -33,6 +33,8 @@ class RunState:
         self._n_moves = 0
         self.moved_s = 0.0  # that pulling and pushing have taken so far
         self.pushed_bytes = self.kept_bytes = 0  # put onto devices; of these, not sent
+        # device and name of weights that it may have kept, and that are the same still
+        self.offered: set[tuple[str, str]] = set()
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """All that the run computes with, on devices and here; the rest as the user has it."""
@@ -79,6 +81,12 @@ class RunState:
             execution = self._move(compiled, states, offered=offered)
             self.kept_bytes += execution.kept_bytes
             self.pushed_bytes += sum(feed.nbytes for feed in compiled.feeds)
+            keeps = self._engine.group.keeps
+            self.offered = {
+                (feed.device, feed.tensor)
+                for feed in compiled.feeds
+                if offered and keeps(feed.device)
+            }
 
     def told(self) -> str:
         """How much was put onto devices, for people, and how much of it was there already."""

@@ -2,7 +2,7 @@
 switch of plans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -183,6 +183,7 @@ def compile_move(
     *,
     home: str = HOME,
     home_has_all: bool = False,
+    offered: Container[tuple[str, str]] = (),
 ) -> Compiled:
     """The program `name` that puts all that is wanted where it belongs, on all who hold or need any
     of it.
@@ -203,6 +204,8 @@ def compile_move(
         What the notebook is called as a peer.
     home_has_all
         It sends what no device holds.
+    offered
+        Device and name of states that home offers again: the device may have kept them.
 
     Raises
     ------
@@ -220,7 +223,8 @@ def compile_move(
             own: dict[str, list[NamedState]] = {}
             for state in target.states:
                 slots = holders.get(state.name, {})
-                if not slots and home_has_all:
+                is_kept = device not in slots and (device, state.name) in offered
+                if is_kept or (not slots and home_has_all):
                     move.from_home(device, target.segment, state)
                     continue
                 if not slots:
