@@ -316,7 +316,8 @@ def _pack_event(event: Event) -> list[Any]:
         case FromWorker(message, buffers, worker):
             return [name, _pack_message(message), _kept(message, buffers), worker]
         case Undone(action, text):
-            return [name, *_pack_undone(action), text, getattr(action, "worker", 0)]
+            place = action.place if isinstance(action, ReadKept | WriteKept) else action
+            return [name, *_pack_undone(action), text, getattr(place, "worker", 0)]
     return [name, *(getattr(event, field.name) for field in fields(event))]
 
 
@@ -344,9 +345,11 @@ def _made(kind: Any, values: Sequence[Any]) -> Any:
 
 
 def _pack_undone(action: Action) -> list[Any]:
-    """Of an action that could not be carried out the core looks at its kind, its message, and the
-    peer or the worker.
+    """Of an action that could not be carried out the core looks at its kind, its message or number,
+    and the peer or the worker.
     """
+    if isinstance(action, ReadKept | WriteKept):
+        return [type(action).__name__, "", action.ticket]
     message = _pack_message(action.message) if isinstance(action, ToPeer | ToWorker) else None
     return [type(action).__name__, action.key if isinstance(action, ToPeer) else "", message]
 
@@ -363,6 +366,10 @@ def _unpack_undone(kind: str, key: str, message: Any, worker: int = 0) -> Action
             return StartWorker(worker)
         case "LimitWorker":
             return LimitWorker(0, worker)
+        case "ReadKept" | "WriteKept":
+            place = Span(arena="inbound", offset=0, nbytes=0, worker=worker)
+            order = ReadKept if kind == "ReadKept" else WriteKept
+            return order(ticket=message, owner="", content=b"", dtype="", shape=(), place=place)
         case "KeepLeases":
             return KeepLeases((), ToPeer(key="", message=Leased()))
     return Report("")  # any other is only counted

@@ -67,7 +67,7 @@ def kept(state: Path, owners: Iterable[str]) -> list[tuple[str, bytes, int]]:
                 _remove(Path(file.path))
             elif seen.st_size <= MAX_VALUE_BYTES:
                 found.append((seen.st_mtime, owner, name, seen.st_size))
-    return [row for _, *row in sorted(found)[-MAX_ENTRIES:]]  # type: ignore[misc]
+    return [(owner, name, size) for _, owner, name, size in sorted(found)[-MAX_ENTRIES:]]
 
 
 def _check_folder(path: Path) -> None:

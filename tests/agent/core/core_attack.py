@@ -27,6 +27,10 @@ from tests.agent.core.core_driver import (
 from tests.fuzz import NUMBERS, RAW, mutated, some
 
 from potluck_agent.core.events import (
+    DONE,
+    FAILED,
+    MOVES,
+    FromDisk,
     FromPeer,
     FromWorker,
     KillWorker,
@@ -35,6 +39,7 @@ from potluck_agent.core.events import (
     MemberLost,
     MustLeave,
     PeerRevoked,
+    ReadKept,
     Span,
     StartWorker,
     Store,
@@ -43,6 +48,7 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
+    WriteKept,
 )
 from potluck_agent.core.machine import Core
 from potluck_agent.core.outbox import Settings
@@ -82,6 +88,7 @@ GRANT = {
 }
 OF_ASKS = (m.Ask, m.Ask, m.Value, m.Value, m.AskEnded, m.Standing)
 PATHS = ((), ("phone",), ("phone",), ("jetson",), ("x", "phone"), ("phone", "phone"), ("\x1b",))
+CONTENTS = (b"", b"c" * 32, b"d" * 32)
 RUN_ATTRS = {"segment": "s0", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0}
 
 
@@ -121,9 +128,10 @@ class CorePlay:
     def __init__(
         self, rng: random.Random, *, hostile: bool, make_core: Callable[[Settings], Core] = Core
     ) -> None:
-        self.core = make_core(settings(inbound_bytes=ARENA_BYTES, grace_s=5.0))
+        self.core = make_core(settings(inbound_bytes=ARENA_BYTES, grace_s=5.0, kept_bytes=100))
         self.now_s, self.hostile = 10.0, hostile
         self.orders: list[ToWorker] = []  # that the worker has not answered
+        self.at_disk: list[ReadKept | WriteKept] = []
         self.sent: list[tuple[str, m.Value]] = []
         self.last: Any = StartWorker()
         self._n_transfers = self._n_asks = 0
@@ -187,6 +195,9 @@ class CorePlay:
                     self.orders.append(action)
             case Store():
                 assert 0 <= action.offset <= ARENA_BYTES - len(action.data)
+            case ReadKept() | WriteKept():
+                self._bytes(action.place)
+                self.at_disk.append(action)
             case KillWorker():
                 self.orders.clear()
 
@@ -206,6 +217,7 @@ class CorePlay:
         (16, "_control"),
         (6, "_plan"),
         (3, "_edge"),
+        (10, "_disk"),
         (7, "_time"),
     )
 
@@ -216,6 +228,28 @@ class CorePlay:
     def _time(self, rng: random.Random) -> Any:
         self.now_s += rng.choice((0.0, 0.01, 0.01, 0.3, 0.3, 6.0, 200.0))
         return Tick()
+
+    def _disk(self, rng: random.Random) -> Any:
+        """How it gets on with what it was asked for; if with nothing, a notebook offers."""
+        state = rng.choice((MOVES, DONE, DONE, FAILED))
+        if self.at_disk and rng.random() < 0.7:
+            order = self.at_disk[0] if state == MOVES else self.at_disk.pop(0)
+            return FromDisk(order.ticket, order.place.worker, state)
+        if rng.random() < 0.1:
+            return FromDisk(rng.choice((0, 1, 2, 3)), rng.choice((0, 1)), state)
+        self._n_transfers += rng.random() < 0.9
+        known: dict[str, Any] = {"dtype": "float32", "shape": (2,), "nbytes": 8}
+        where = {"run": "r", "epoch": 1, "program": rng.choice(PROGRAMS), "name": "x"}
+        offer = message(
+            m.Offer,
+            rng,
+            **(known if rng.random() < 0.9 else {}),
+            **(where if rng.random() < 0.9 else {}),
+            step=rng.choice(STEPS),
+            transfer=self._n_transfers,
+            content=rng.choice(CONTENTS),
+        )
+        return FromPeer(sender=self._sender(rng), message=offer)
 
     def _edge(self, rng: random.Random) -> Any:
         key = rng.choice((OWNER_KEY, MEMBER_KEY))
@@ -382,6 +416,7 @@ class CorePlay:
             program=rng.choice(PROGRAMS),
             step=rng.choice(STEPS),
             **{"transfer": self._n_transfers, **known},
+            content=rng.choice((b"", *CONTENTS)),
         )
         return FromPeer(
             sender=MEMBER_SENDER if name in "yb" else OWNER_SENDER,

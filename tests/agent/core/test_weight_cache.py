@@ -1,0 +1,106 @@
+"""What goes first where room is needed, and whose."""
+
+import pytest
+
+from potluck_agent.core import weight_cache
+from potluck_agent.core.weight_cache import WeightCache
+
+A, B = "A" * 40, "B" * 40
+
+
+def content(number):
+    return number.to_bytes(32, "big")
+
+
+class Kept(WeightCache):
+    """One whose loaded runs are set by hand."""
+
+    def __init__(self, limit_bytes):
+        self.runs = set()
+        super().__init__(limit_bytes, (), lambda: self.runs)
+
+    def keep(self, owner, number, nbytes=10, run=""):
+        ticket, gone = self.begin(owner, content(number), nbytes, run)
+        if ticket:
+            self.end(ticket, is_whole=True)
+        return [(key, int.from_bytes(what, "big")) for key, what in gone]
+
+    def numbers(self, owner):
+        return [i for i in range(100) if content(i) in self._entries(owner)]
+
+
+def test_the_least_recently_used_goes_first():
+    kept = Kept(30)
+    for i in (1, 2, 3):
+        kept.keep(A, i)
+    assert kept.has(A, content(1), "")
+    assert kept.keep(A, 4) == [(A, 2)]
+    assert kept.numbers(A) == [1, 3, 4]
+
+
+def test_what_a_loaded_run_uses_stays_and_then_nothing_more_is_kept():
+    kept = Kept(20)
+    kept.runs = {"r"}
+    kept.keep(A, 1, run="r")
+    kept.keep(A, 2, run="s")
+    assert kept.keep(A, 3, run="r") == [(A, 2)]
+    assert kept.keep(A, 4, run="t") == []
+    assert kept.numbers(A) == [1, 3]
+    kept.runs = set()
+    assert kept.keep(A, 4) == [(A, 1)]
+
+
+def test_a_flood_of_one_notebook_drives_out_its_own():
+    kept = Kept(100)
+    for i in range(3):
+        kept.keep(A, i)
+    for i in range(10, 60):
+        kept.keep(B, i)
+    assert kept.numbers(A) == [0, 1, 2]
+    assert kept.used_bytes == 100
+
+
+def test_a_flood_of_small_ones_drives_out_its_own(monkeypatch):
+    monkeypatch.setattr(weight_cache, "MAX_ENTRIES", 10)
+    kept = Kept(10**6)
+    for i in range(3):
+        kept.keep(A, i, nbytes=10**5)
+    for i in range(10, 60):
+        kept.keep(B, i, nbytes=1)
+    assert kept.numbers(A) == [0, 1, 2]
+    assert len(kept.numbers(B)) == 7
+
+
+def test_who_comes_later_gets_its_part_of_a_full_disk():
+    kept = Kept(100)
+    for i in range(10):
+        kept.keep(A, i)
+    for i in range(10, 20):
+        kept.keep(B, i)
+    assert (len(kept.numbers(A)), len(kept.numbers(B))) == (5, 5)
+
+
+def test_what_is_larger_than_all_the_room_changes_nothing():
+    kept = Kept(30)
+    kept.keep(A, 1)
+    assert kept.keep(A, 2, nbytes=31) == []
+    assert kept.numbers(A) == [1]
+
+
+def test_what_is_on_its_way_to_the_disk_is_not_found_and_not_driven_out():
+    kept = Kept(20)
+    ticket, _ = kept.begin(A, content(1), 15, "")
+    assert not kept.has(A, content(1), "")
+    assert kept.begin(A, content(1), 15, "") == (0, [])
+    assert kept.begin(A, content(2), 15, "") == (0, [])
+    kept.end(ticket, is_whole=False)
+    assert kept.used_bytes == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_end_that_nobody_waits_for_changes_nothing(times):
+    kept = Kept(20)
+    kept.keep(A, 1)
+    for _ in range(times):
+        kept.end(1, is_whole=False)
+    assert kept.numbers(A) == [1]
