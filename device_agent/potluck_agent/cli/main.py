@@ -220,19 +220,6 @@ def _is_alive(pid: int) -> bool:
         return True
 
 
-def _kept(chosen: Options, state: Path, note: Callable[[str], None]) -> str:
-    """What there is of weights; of those who are not trusted any more nothing."""
-    from potluck_agent.core.weight_cache import kept_rows
-    from potluck_agent.net.kept_files import kept
-
-    peers = (*keys.load_peers(state), *chosen.trusted)
-    try:
-        return kept_rows(kept(state, [peer.key for peer in peers]))
-    except OSError as error:
-        note(f"the weights that are kept cannot be read: {error}")
-        return ""
-
-
 def _settings(
     chosen: Options,
     identity: keys.Identity,
@@ -242,7 +229,9 @@ def _settings(
     note: Callable[[str], None],
 ) -> Any:
     from potluck_agent.core.outbox import Settings
+    from potluck_agent.net.kept_files import kept_document
 
+    peers = (*keys.load_peers(state), *chosen.trusted)
     memory_bytes = _memory_bytes(chosen, device_bytes)
     arena_bytes = max(MIN_ARENA_BYTES, min(ARENA_BYTES, memory_bytes))
     return Settings(
@@ -258,7 +247,7 @@ def _settings(
         facts=facts,
         leases=lease_file.kept(state),
         kept_bytes=chosen.kept_bytes,
-        kept=_kept(chosen, state, note),
+        kept=kept_document(state, [peer.key for peer in peers], note),
     )
 
 

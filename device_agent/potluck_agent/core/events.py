@@ -146,7 +146,8 @@ class FromDisk:
     state: str
 
 
-MOVES, DONE, FAILED = "moves", "done", "failed"  # of `FromDisk`
+DONE, FAILED = "done", "failed"  # of `FromDisk`
+MOVES = "moves"
 
 Event = (
     FromPeer
@@ -245,10 +246,8 @@ class KeepLeases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadKept:
-    """Bring the weights of this content, kept for this notebook, to `place`; answered by
-    `FromDisk`, as done only where they have that content.
-    """
+class KeptOrder:
+    """Of weights that are kept for notebook `owner`; `place`: where they lie, or belong."""
 
     ticket: int
     owner: str
@@ -259,17 +258,15 @@ class ReadKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteKept:
-    """Keep the weights that lie at `place` for this notebook, if they have this content; answered
-    by `FromDisk`.
+class ReadKept(KeptOrder):
+    """Bring those of this content to their place; answered by `FromDisk`, as done only where they
+    have that content.
     """
 
-    ticket: int
-    owner: str
-    content: bytes
-    dtype: str
-    shape: tuple[int, ...]
-    place: Span
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteKept(KeptOrder):
+    """Keep those that lie there, if they have this content; answered by `FromDisk`."""
 
 
 @dataclass(frozen=True, slots=True)

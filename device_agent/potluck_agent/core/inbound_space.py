@@ -2,7 +2,8 @@
 
 from potluck_agent.allocator import Allocator, ArenaFull
 
-AGENT, WORKER, DISK = "agent", "worker", "disk"  # who can hold a place
+AGENT, WORKER = "agent", "worker"  # who can hold a place
+DISK = "disk"
 
 
 class InboundSpace:

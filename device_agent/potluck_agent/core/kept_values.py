@@ -53,7 +53,8 @@ class KeptValues:
     def __init__(
         self, owner: str, worker: int, cache: WeightCache, space: Callable[[], InboundSpace]
     ) -> None:
-        self._owner, self._worker, self._cache, self._space = owner, worker, cache, space
+        self._owner, self._worker = owner, worker
+        self._cache, self._space = cache, space
         self._offered: OrderedDict[tuple[str, int], OfferedValue] = OrderedDict()
         self._reading: OfferedValue | None = None
         self._read_ticket = -1

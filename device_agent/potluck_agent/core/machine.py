@@ -7,7 +7,6 @@ It decides who may say what, and hands everything else to its parts. Each notebo
 links, power) and `WorkerProxy` (its worker).
 """
 
-import json
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -16,9 +15,6 @@ from potluck_agent import fault_log
 from potluck_agent.core.asks import AskExchange
 from potluck_agent.core.coordinators import Coordinators
 from potluck_agent.core.events import (
-    DONE,
-    FAILED,
-    MOVES,
     OWNER,
     Action,
     Buffer,
@@ -35,8 +31,6 @@ from potluck_agent.core.events import (
     MustLeave,
     PeerDevice,
     PeerRevoked,
-    ReadKept,
-    RemoveKept,
     Report,
     SetMembers,
     StartWorker,
@@ -46,13 +40,13 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
-    WriteKept,
 )
 from potluck_agent.core.graceful_leave import GracefulLeave
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
 from potluck_agent.core.sessions import NotebookSession, known_members, state_of, welcomed
+from potluck_agent.core.undone_actions import end_of
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.weight_cache import WeightCache
 from potluck_agent.core.worker_proxy import READY, STARTING
@@ -67,8 +61,6 @@ from potluck_wire.messages import (
     Channel,
     Chunk,
     Commit,
-    Compute,
-    ComputeFailed,
     Done,
     Drop,
     Execute,
@@ -77,9 +69,7 @@ from potluck_wire.messages import (
     GrantService,
     Hello,
     Lease,
-    LoadSegment,
     Measure,
-    MeasureTask,
     Message,
     Meter,
     Ping,
@@ -107,11 +97,7 @@ class Core:
         self._last_s: float | None = None
         self._departure = GracefulLeave()
         self._coordinators = Coordinators(settings.leases)
-        self._cache = WeightCache(
-            settings.kept_bytes,
-            json.loads(settings.kept) if settings.kept else (),
-            lambda: {run for each in self._workspaces for run in each.plans.runs},
-        )
+        self._cache = WeightCache(settings.kept_bytes, settings.kept)
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -143,10 +129,9 @@ class Core:
                 self._lose_worker(event.worker, event.cause, event.text, now_s)
             case PeerRevoked():
                 self._end_session(event.key, now_s)
-                if self._cache.leave(event.key):
-                    self._out.add(RemoveKept(event.key))
+                self._workspaces.distrust(event.key)
             case FromDisk():
-                self._from_disk(event, now_s)
+                self._workspaces.from_disk(event, now_s)
             case LinkReset():
                 self._exchange.reset(event, now_s)
             case MemberLost():
@@ -386,12 +371,6 @@ class Core:
         self._workspaces.divide(self._sessions)
         self._welcome(now_s)  # whoever waited for this worker gets another one
 
-    def _from_disk(self, event: FromDisk, now_s: float) -> None:
-        """Weights are kept now, or in their place, or the disk failed."""
-        if event.state != MOVES:
-            self._cache.end(event.ticket, is_whole=event.state == DONE)
-        self._exchange.from_disk(event, now_s)
-
     # --- workers ----------------------------------------------------------------------------------
 
     def _from_worker(self, event: FromWorker, now_s: float) -> None:
@@ -522,13 +501,12 @@ class Core:
         """An action of ours could not be carried out: what it was for fails."""
         self.n_faults += 1
         self._out.add(Report(event.text))
+        end = end_of(event)
         match event.action:
-            case ToWorker(message=Compute() as order, worker=worker):
-                failed = ComputeFailed(tag=order.tag, cause=FailureCause.INTERNAL, text=event.text)
-                self._from_worker(FromWorker(failed, (), worker), now_s)
-            case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name), worker=worker):
-                failed = ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text)
-                self._from_worker(FromWorker(failed, (), worker), now_s)
+            case _ if isinstance(end, FromWorker):
+                self._from_worker(end, now_s)
+            case _ if isinstance(end, FromDisk):
+                self._workspaces.from_disk(end, now_s)
             case ToWorker() | Store() | StartWorker() | LimitWorker() as action:
                 cause = FailureCause.INTERNAL
                 self._lose_worker(action.worker, cause, event.text, now_s, kill=True)
@@ -537,8 +515,6 @@ class Core:
                 self._exchange.rejected(event.action.key, rejected, now_s)
             case KeepLeases():
                 self._coordinators.not_kept()
-            case ReadKept() | WriteKept() as asked:
-                self._from_disk(FromDisk(asked.ticket, asked.place.worker, FAILED), now_s)
             case ToPeer(message=Done() as done):
                 if own := self._workspaces.get(event.action.key):
                     own.plans.answer_failed(done, event.text)

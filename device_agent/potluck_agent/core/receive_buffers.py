@@ -21,7 +21,7 @@ from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 CREDIT_DELAY_S = 0.2
-NO_CACHE = WeightCache(0, (), tuple)
+NO_CACHE = WeightCache(0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -23,6 +23,7 @@ from potluck_agent.core.events import (
     FromPeer,
     FromWorker,
     KeepLeases,
+    KeptOrder,
     KillWorker,
     LimitWorker,
     LinkReset,
@@ -263,7 +264,7 @@ def _facts(action: Action) -> list[Any]:
         case KeepLeases():
             kept = [list(lease.values()) for lease in action.rows]
             row = [action.answer.key, _pack_message(action.answer.message), kept]
-        case ReadKept() | WriteKept():
+        case KeptOrder():
             span = action.place
             row = [action.ticket, action.owner, action.content, action.dtype, *action.shape]
             row += [span.offset, span.nbytes, span.worker]
@@ -316,7 +317,7 @@ def _pack_event(event: Event) -> list[Any]:
         case FromWorker(message, buffers, worker):
             return [name, _pack_message(message), _kept(message, buffers), worker]
         case Undone(action, text):
-            place = action.place if isinstance(action, ReadKept | WriteKept) else action
+            place = action.place if isinstance(action, KeptOrder) else action
             return [name, *_pack_undone(action), text, getattr(place, "worker", 0)]
     return [name, *(getattr(event, field.name) for field in fields(event))]
 
@@ -348,7 +349,7 @@ def _pack_undone(action: Action) -> list[Any]:
     """Of an action that could not be carried out the core looks at its kind, its message or number,
     and the peer or the worker.
     """
-    if isinstance(action, ReadKept | WriteKept):
+    if isinstance(action, KeptOrder):
         return [type(action).__name__, "", action.ticket]
     message = _pack_message(action.message) if isinstance(action, ToPeer | ToWorker) else None
     return [type(action).__name__, action.key if isinstance(action, ToPeer) else "", message]

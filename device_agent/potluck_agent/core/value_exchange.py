@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from potluck_agent.core.asks import AskExchange
-from potluck_agent.core.events import Buffer, FromDisk, LinkReset, Sender
+from potluck_agent.core.events import Buffer, LinkReset, Sender
 from potluck_agent.core.execution import Unwanted
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
@@ -138,14 +138,6 @@ class ValueExchange:
 
     def _reject(self, key: str, transfer: int, code: str, text: str) -> None:
         self._out.send(key, Rejected(transfer=transfer, code=code, text=text))
-
-    def from_disk(self, event: FromDisk, now_s: float) -> None:
-        """Weights that are kept here, or will be, get on."""
-        workspace = self._workspaces.of_worker(event.worker)
-        if workspace is not None:
-            workspace.n_moved += 1
-            workspace.worker.moved(now_s)
-            workspace.work.apply(workspace.incoming.from_disk(event), now_s)
 
     def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
         if self._sinks.awaits(key, message.transfer):

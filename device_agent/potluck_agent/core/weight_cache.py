@@ -6,10 +6,10 @@ that keeps most, so none drives out others: those of its weights go that were us
 never those of runs that are loaded.
 """
 
+import json
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from potluck_wire.documents import dump
 
@@ -24,21 +24,18 @@ class _Entry:
 
 
 class WeightCache:
-    """`limit_bytes`: of all weights together; 0 keeps none. `rows`: what is on the disk already,
-    those first that were used longest ago. `loaded()` gives the names of the runs that are loaded.
+    """`limit_bytes`: of all weights together; 0 keeps none. `kept`: what is on the disk already, as
+    of `kept_rows`. `loaded()` gives the names of the runs that are loaded.
     """
 
     def __init__(
-        self,
-        limit_bytes: int,
-        rows: Iterable[Mapping[str, Any]],
-        loaded: Callable[[], Container[str]],
+        self, limit_bytes: int, kept: str = "", loaded: Callable[[], Container[str]] = tuple
     ) -> None:
-        self.limit_bytes, self._loaded = limit_bytes, loaded
+        self.limit_bytes, self.loaded = limit_bytes, loaded
         self._of: dict[str, OrderedDict[bytes, _Entry]] = {}
         self._begun: dict[int, tuple[str, bytes]] = {}
         self.used_bytes = self._n_tickets = 0
-        for row in rows:
+        for row in json.loads(kept) if kept else ():
             self._add(row["owner"], bytes.fromhex(row["content"]), _Entry(row["nbytes"], "", True))
 
     @property
@@ -64,7 +61,7 @@ class WeightCache:
         if nbytes > self.limit_bytes or content in self._entries(owner):
             return 0, []
         gone: list[tuple[str, bytes]] = []
-        loaded = self._loaded()
+        loaded = self.loaded()
         while self._is_full(nbytes):
             victim = self._victim(owner, nbytes, loaded)
             if victim is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck_agent.core.epochs import EpochTable
-from potluck_agent.core.events import Buffer, PeerDevice, ToPeer
+from potluck_agent.core.events import DONE, MOVES, Buffer, FromDisk, PeerDevice, RemoveKept, ToPeer
 from potluck_agent.core.grants import GrantTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
@@ -143,6 +143,7 @@ class Workspaces:
         self._settings, self._out = settings, out
         self._members = members
         self._cache = cache
+        cache.loaded = lambda: {run for each in self for run in each.plans.runs}
         self.outgoing = SendQueue(link_bytes_per_s=settings.link_bytes_per_s, along=self.along)
         self.busy = BusyTime()
         self._by_key: dict[str, Workspace] = {}
@@ -192,6 +193,20 @@ class Workspaces:
     def of_service(self, name: str) -> Workspace | None:
         """That whose service this is; no two have one of this name."""
         return next((each for each in self if name in each.grants.services), None)
+
+    def from_disk(self, event: FromDisk, now_s: float) -> None:
+        """Weights are kept now, or in their place; or the disk gets on, or failed."""
+        if event.state != MOVES:
+            self._cache.end(event.ticket, is_whole=event.state == DONE)
+        if (own := self.of_worker(event.worker)) is not None:
+            own.n_moved += 1
+            own.worker.moved(now_s)
+            own.work.apply(own.incoming.from_disk(event), now_s)
+
+    def distrust(self, key: str) -> None:
+        """Nothing is kept for this notebook any more."""
+        if self._cache.leave(key):
+            self._out.add(RemoveKept(key))
 
     @property
     def owners(self) -> set[str]:

@@ -23,6 +23,7 @@ from potluck_agent.core.events import (
     Event,
     FromPeer,
     KeepLeases,
+    KeptOrder,
     KillWorker,
     LimitWorker,
     LinkReset,
@@ -30,7 +31,6 @@ from potluck_agent.core.events import (
     MustLeave,
     PeerDevice,
     PeerRevoked,
-    ReadKept,
     ReadMeter,
     RemoveKept,
     Report,
@@ -44,7 +44,6 @@ from potluck_agent.core.events import (
     ToWorker,
     Undone,
     WorkerDied,
-    WriteKept,
 )
 from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
@@ -444,10 +443,8 @@ class EventLoop:
             case KeepLeases():
                 lease_file.keep(self._state_dir, action.rows)
                 self._send(action.answer)
-            case ReadKept() | WriteKept():
-                self._kept.do(action, self._workers.view(action.place))
-            case RemoveKept():
-                self._kept.do(action)
+            case KeptOrder() | RemoveKept():
+                self._kept.do(action, self._workers.view)
             case Report():
                 self._journal.fault(action.text, fault_log.FILE)
                 fault_log.keep(self._state_dir, action.text)

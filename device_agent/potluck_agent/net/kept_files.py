@@ -19,8 +19,17 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from potluck_agent.core.events import DONE, FAILED, MOVES, FromDisk, ReadKept, RemoveKept, WriteKept
-from potluck_agent.core.weight_cache import MAX_ENTRIES
+from potluck_agent.core.events import (
+    DONE,
+    FAILED,
+    MOVES,
+    FromDisk,
+    KeptOrder,
+    ReadKept,
+    RemoveKept,
+    Span,
+)
+from potluck_agent.core.weight_cache import MAX_ENTRIES, kept_rows
 from potluck_wire import content
 from potluck_wire.limits import MAX_VALUE_BYTES
 
@@ -30,8 +39,6 @@ PIECE_BYTES = 1 << 20
 MOVES_BYTES = 8 << 20  # the loop hears that often that a slow disk gets on
 CLOSE_S = 2.0
 LEFT_FREE_BYTES = 1 << 30  # of the disk: the last of it is its owner's
-
-Order = ReadKept | WriteKept | RemoveKept
 
 
 def folder_of(owner: str) -> str:
@@ -96,6 +103,15 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def kept_document(state: Path, owners: Iterable[str], note: Callable[[str], None]) -> str:
+    """The same for the core's settings; `note(text)` for the owner where it cannot be read."""
+    try:
+        return kept_rows(kept(state, owners))
+    except OSError as error:
+        note(f"the weights that are kept cannot be read: {error}")
+        return ""
+
+
 class KeptFiles:
     """`note(text)` for the owner. `free_bytes`: how many the disk must have left."""
 
@@ -104,7 +120,7 @@ class KeptFiles:
     ) -> None:
         self._root = state / FOLDER
         self._note, self._free_bytes = note, free_bytes
-        self._orders: queue.SimpleQueue[tuple[Order, memoryview | None] | None]
+        self._orders: queue.SimpleQueue[tuple[KeptOrder | RemoveKept, memoryview | None] | None]
         self._orders = queue.SimpleQueue()
         self._news: deque[FromDisk] = deque()
         self._heard, self._waking = socket.socketpair()
@@ -125,12 +141,12 @@ class KeptFiles:
         while self._news:
             yield self._news.popleft()
 
-    def do(self, order: Order, place: memoryview | None = None) -> None:
-        """Carry it out in turn; `place`: where the tensor lies, or belongs."""
+    def do(self, order: KeptOrder | RemoveKept, view: Callable[[Span], memoryview]) -> None:
+        """Carry it out in turn; `view` gives the memory of a place."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="potluck disk", daemon=True)
             self._thread.start()
-        self._orders.put((order, place))
+        self._orders.put((order, view(order.place) if isinstance(order, KeptOrder) else None))
 
     def close(self) -> None:
         """What was asked for is done, if that does not take long; and no more."""
@@ -145,7 +161,7 @@ class KeptFiles:
             self._carry_out(*asked)
             del asked  # with it would stay the memory of a worker that is gone
 
-    def _carry_out(self, order: Order, place: memoryview | None) -> None:
+    def _carry_out(self, order: KeptOrder | RemoveKept, place: memoryview | None) -> None:
         if isinstance(order, RemoveKept):
             folder = self._root / folder_of(order.owner)
             _remove(folder / order.content.hex() if order.content else folder)
@@ -158,7 +174,7 @@ class KeptFiles:
             self._complain(error)
         self._tell(order, DONE if is_done else FAILED)
 
-    def _tell(self, order: ReadKept | WriteKept, state: str) -> None:
+    def _tell(self, order: KeptOrder, state: str) -> None:
         self._news.append(FromDisk(order.ticket, order.place.worker, state))
         with suppress(OSError):  # full: it wakes all the same
             self._waking.send(b"n")
@@ -168,10 +184,10 @@ class KeptFiles:
             self._is_noted = True
             self._note(f"weights cannot be kept: {error}")
 
-    def _path(self, order: ReadKept | WriteKept) -> Path:
+    def _path(self, order: KeptOrder) -> Path:
         return self._root / folder_of(order.owner) / order.content.hex()
 
-    def _read(self, order: ReadKept | WriteKept, place: memoryview) -> bool:
+    def _read(self, order: KeptOrder, place: memoryview) -> bool:
         """Whether a file of this content is at its place now; one of another goes."""
         path, summed = self._path(order), content.begin(order.dtype, order.shape)
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -195,7 +211,7 @@ class KeptFiles:
             _remove(path)
         return is_sound
 
-    def _write(self, order: ReadKept | WriteKept, place: memoryview) -> bool:
+    def _write(self, order: KeptOrder, place: memoryview) -> bool:
         """Whether a file has it now; what is of another content than was said is not kept."""
         path = self._path(order)
         part = path.with_name(path.name + PART)
@@ -222,7 +238,7 @@ class KeptFiles:
             _remove(part)
         return False
 
-    def _pieces(self, order: ReadKept | WriteKept, place: memoryview) -> Iterator[memoryview]:
+    def _pieces(self, order: KeptOrder, place: memoryview) -> Iterator[memoryview]:
         for start in range(0, len(place), PIECE_BYTES):
             if start and start % MOVES_BYTES == 0:
                 self._tell(order, MOVES)

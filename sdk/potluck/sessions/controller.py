@@ -44,7 +44,7 @@ from potluck.sessions.peer_texts import legible, read_statement
 from potluck.sessions.pending_records import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import PendingRequests
 from potluck.sessions.service_requests import ServiceRequests
-from potluck.sessions.traffic import Envelope, Traffic, place_of
+from potluck.sessions.traffic import OF_VALUES, Envelope, Place, Raw, Traffic, place_of
 from potluck_wire.errors import WireError
 from potluck_wire.limits import ANSWER, PROBE, PULSE_S
 from potluck_wire.messages import (
@@ -53,8 +53,6 @@ from potluck_wire.messages import (
     AskEnded,
     Available,
     Channel,
-    Chunk,
-    Credit,
     Done,
     Drop,
     Execute,
@@ -71,10 +69,8 @@ from potluck_wire.messages import (
     Reading,
     RefusalCode,
     Refused,
-    Rejected,
     Staying,
     Value,
-    Wanted,
     Welcome,
 )
 from potluck_wire.program import MAX_INSTRUCTIONS
@@ -106,8 +102,7 @@ class Controller:
 
     def session(self, device: str) -> Session | None:
         """The open session with a device."""
-        peer = self._peers.get(device)
-        return peer.session if peer else None
+        return peer.session if (peer := self._peers.get(device)) else None
 
     def held(self) -> dict[str, HeldValues]:
         """By device, how much is held of its values, and how much may be."""
@@ -124,7 +119,7 @@ class Controller:
             case StartExecution():
                 self._start(event)
             case FeedExecution():
-                self._feed(event)
+                self._feed(event.device, event.place, event.name, event.raw)
             case RequestAll():
                 self._request_all(event)
             case AskService():
@@ -242,12 +237,11 @@ class Controller:
         self._start_ready()
         for device, feeds in event.feeds.items():
             for name, raw in feeds.items():
-                self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
+                self._feed(device, launched.place, name, raw)
 
-    def _feed(self, event: FeedExecution) -> None:
-        if self._executions.at(event.device, event.place) is not None:
-            traffic = self._peers[event.device].traffic
-            self._post(event.device, traffic.send(event.place, event.name, event.raw))
+    def _feed(self, device: str, place: Place, name: str, raw: Raw) -> None:
+        if self._executions.at(device, place) is not None:
+            self._post(device, self._peers[device].traffic.send(place, name, raw))
 
     def _start_ready(self) -> None:
         for launched, device, ahead in self._executions.startable():
@@ -279,7 +273,7 @@ class Controller:
             case Pong():
                 check_clock(message.clock_s)
                 peer.pulse.pong(message, self._now_s)
-            case Value() | Chunk() | Credit() | Rejected() | Wanted():
+            case _ if type(message) in OF_VALUES:
                 self._receive_data(event.device, peer, message, event.buffers)
             case AskEnded():
                 self._actions += self._asks.ended(event.device, message)
@@ -321,11 +315,10 @@ class Controller:
         error = failures.refused(device, message)
         if message.about == NUMBER_OF[Hello]:
             self._lose(device, failures.ended(device, message) if self.session(device) else error)
-            return
-        if message.about == NUMBER_OF[Execute]:
+        elif message.about == NUMBER_OF[Execute]:
             self._fail_all(self._executions.on(device, (message.run, message.epoch)), error)
-            return
-        self._actions += self._pending.refused(device, message, error)
+        else:
+            self._actions += self._pending.refused(device, message, error)
 
     def _receive_data(
         self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]
@@ -340,15 +333,9 @@ class Controller:
         for value, raw in arrived:
             if value.program == ANSWER and not value.run:
                 self._asks.arrived(device, value.step, value.name, raw)
-            launched = self._executions.at(device, place_of(value))
-            if launched is not None and (device, value.name) in launched.waiting_values:
-                launched.waiting_values.discard((device, value.name))
-                launched.outputs[device, value.name] = raw
+            if (launched := self._executions.arrived(device, value, raw)) is not None:
                 self._finish(launched)
-        while peer.traffic.spared:
-            value = peer.traffic.spared.pop()
-            if (launched := self._executions.at(device, place_of(value))) is not None:
-                launched.kept_bytes += value.nbytes
+        self._executions.spared(device, peer.traffic)
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run and value.program == PROBE:

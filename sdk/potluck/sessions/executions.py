@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from potluck.sessions.events import StartExecution
 from potluck.sessions.expected_values import HeldValues
 from potluck.sessions.pending_records import Launched, Peer, startable
-from potluck.sessions.traffic import Place
+from potluck.sessions.traffic import Place, Raw, Traffic, place_of
 from potluck_wire.limits import HUNG_S
+from potluck_wire.messages import Value
 
 
 class Executions:
@@ -54,6 +55,22 @@ class Executions:
     def at(self, device: str, place: Place) -> Launched | None:
         """The one of that program and step."""
         return next((launched for launched in self.on(device) if launched.place == place), None)
+
+    def arrived(self, device: str, value: Value, raw: Raw) -> Launched | None:
+        """A value has come; the execution that waited for it."""
+        launched = self.at(device, place_of(value))
+        if launched is None or (device, value.name) not in launched.waiting_values:
+            return None
+        launched.waiting_values.discard((device, value.name))
+        launched.outputs[device, value.name] = raw
+        return launched
+
+    def spared(self, device: str, traffic: Traffic) -> None:
+        """Count what a device had of what it was offered."""
+        while traffic.spared:
+            value = traffic.spared.pop()
+            if (launched := self.at(device, place_of(value))) is not None:
+                launched.kept_bytes += value.nbytes
 
     def still(self, hung: list[Launched], device: str, now_s: float) -> list[str]:
         """The other devices of these executions that make no progress either, for about as long."""

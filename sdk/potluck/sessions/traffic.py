@@ -12,6 +12,8 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS, PROBE, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Offer, Rejected, Value, Wanted
 
+OF_VALUES = (Value, Chunk, Credit, Rejected, Wanted)  # what an agent says about values
+
 Buffers = tuple[bytes | bytearray | memoryview, ...]
 Envelope = tuple[Message, Buffers]
 # run, epoch, program, step: the execution that a value belongs to

@@ -17,7 +17,7 @@ class Kept(WeightCache):
 
     def __init__(self, limit_bytes):
         self.runs = set()
-        super().__init__(limit_bytes, (), lambda: self.runs)
+        super().__init__(limit_bytes, "", lambda: self.runs)
 
     def keep(self, owner, number, nbytes=10, run=""):
         ticket, gone = self.begin(owner, content(number), nbytes, run)

@@ -31,7 +31,7 @@ class Disk:
         place = Span(arena="inbound", offset=0, nbytes=len(data))
         order = kind(ticket=1, owner=owner, content=content, dtype="uint8",
                      shape=shape or (len(data),), place=place)  # fmt: skip
-        self.files.do(order, memoryview(data))
+        self.files.do(order, lambda span: memoryview(data))
         while True:
             select.select([self.files.descriptor], [], [])
             for event in self.files.news():
@@ -168,10 +168,10 @@ def test_a_large_one_says_that_it_gets_on(disk):
 
 def test_what_is_removed_is_that_of_this_notebook_alone(disk):
     assert [disk.write(), disk.write(owner=OTHER)] == [DONE, DONE]
-    disk.files.do(RemoveKept(OWNER))
+    disk.files.do(RemoveKept(OWNER), memoryview)
     assert disk.read()[0] == FAILED
     assert disk.read(owner=OTHER) == (DONE, DATA)
-    disk.files.do(RemoveKept(OTHER, CONTENT))
+    disk.files.do(RemoveKept(OTHER, CONTENT), memoryview)
     assert disk.read(owner=OTHER)[0] == FAILED
 
 
