@@ -597,6 +597,43 @@ ROWS: dict[str, Row] = {
         "who is handed a request sees its inputs, and may answer wrongly; how idle it is, it says "
         "itself; a notebook that guesses a service's name may take it before, and answers for it",
     ),
+    "S23": Row(
+        "a notebook offers weights without end, or of another content than it says, or asks for "
+        "those of another one; somebody puts files, links or pipes where weights are kept; the "
+        "disk is full, or slow, or fails",
+        "what is used is what was offered, by its sum, made as it is read; no notebook learns or "
+        "uses what another one has, nor drives it out; nothing outside the folder is read, written "
+        "or removed; what cannot be kept is sent",
+        tests_of(
+            "agent/core/test_kept_weights:"
+            "test_what_cannot_be_read_or_is_of_another_content_is_sent_after_all "
+            "test_another_notebook_does_not_learn_what_is_kept "
+            "test_nobody_offers_to_the_run_of_another test_a_member_does_not_say_what_is_kept "
+            "test_an_offer_that_does_not_hold_is_rejected "
+            "test_offers_are_looked_at_one_after_the_other_and_have_an_end "
+            "test_a_place_is_the_disks_until_it_is_through "
+            "test_a_slow_disk_holds_no_more_than_half_of_the_memory_for_values",
+            "agent/core/test_weight_cache:"
+            "test_a_flood_of_one_notebook_drives_out_its_own "
+            "test_a_flood_of_small_ones_drives_out_its_own",
+            "agent/net/test_kept_files:"
+            "test_what_has_another_content_than_was_said_is_not_kept "
+            "test_a_file_that_is_not_what_its_name_says_is_never_used "
+            "test_a_planted_file_of_another_type_or_shape_is_never_used "
+            "test_nothing_is_written_through_a_link "
+            "test_a_link_in_the_place_of_the_file_that_is_written_is_not_followed "
+            "test_a_full_disk_keeps_nothing_and_stays_as_it_is "
+            "test_a_disk_that_fails_is_told_once "
+            "test_what_is_removed_is_that_of_this_notebook_alone "
+            "test_what_lies_there_of_others_goes_at_the_start "
+            "test_links_that_lie_there_are_taken_away_and_not_followed "
+            "test_a_link_in_the_place_of_all_is_refused",
+            "sdk/run/test_kept_weights:test_files_that_somebody_spoiled_are_never_used "
+            "test_weights_that_were_changed_are_sent",
+        ),
+        "weights lie on the device's disk as they are, not encrypted, until its owner forgets the "
+        "notebook or keeps none; who keeps most learns from what goes that others keep something",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -11,7 +11,7 @@ from tests.security.rows import ROWS, proofs_of
 ROOT = Path(__file__).parents[2]
 EXPECTED = [
     *(f"F{i}" for i in range(1, 16)),
-    *(f"S{i}" for i in range(1, 23)),
+    *(f"S{i}" for i in range(1, 24)),
     "L1",
     *(f"A{i}" for i in range(1, 16)),
 ]
