@@ -5,6 +5,7 @@ is used only where it is what was offered.
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from tests.timeouts import TIMEOUT_S
@@ -31,6 +32,19 @@ def keeping():
         yield home
 
 
+class Case(NamedTuple):
+    net: Any
+    model: Any
+    x: Any
+    y: Any
+
+
+class Deployed(NamedTuple):
+    answer: Any
+    pushed_bytes: int
+    kept_bytes: int
+
+
 def make(seed):
     torch.manual_seed(seed)
     net = nn.Sequential(*[nn.Linear(128, 128) for _ in range(N_LAYERS)])
@@ -38,7 +52,7 @@ def make(seed):
     model = potluck.Model.from_torch(
         net, x, loss=nn.functional.mse_loss, example_targets=y, name=f"net-{seed}"
     )
-    return net, model, x, y
+    return Case(net, model, x, y)
 
 
 def plan(model, *devices, training=False):
@@ -69,12 +83,12 @@ def settled(home, n_files):
         time.sleep(0.01)
 
 
-def answers(home, model, x, devices=(A, B)):
-    """(what it answers, bytes put there, bytes of them that were there)."""
-    run = home.deploy(plan(model, *devices), model).wait()
-    answer, state = run(x), state_of(run)
+def answers(home, case, devices=(A, B)):
+    """What it answers, bytes put onto devices, and those of them that were there."""
+    run = home.deploy(plan(case.model, *devices), case.model).wait()
+    answer, state = run(case.x), state_of(run)
     run.close()
-    return answer, state.pushed_bytes, state.kept_bytes
+    return Deployed(answer, state.pushed_bytes, state.kept_bytes)
 
 
 def small(n):
@@ -82,36 +96,36 @@ def small(n):
 
 
 def test_a_second_deploy_sends_no_weights_and_answers_the_same(keeping):
-    net, model, x, _ = make(1)
+    case = make(1)
     n_before = len(folders(keeping, A)) + len(folders(keeping, B))
-    first, pushed, kept = answers(keeping, model, x)
-    assert (pushed, kept) == (BYTES, 0)
+    first = answers(keeping, case)
+    assert first[1:] == (BYTES, 0)
     settled(keeping, n_before + N_LAYERS)
-    again, pushed, kept = answers(keeping, model, x)
-    assert (pushed, kept) == (BYTES, BYTES - small(N_LAYERS))
-    assert torch.equal(first, net(x))
-    assert torch.equal(again, first)
-    told = keeping.deploy(plan(model, A, B), model)
+    again = answers(keeping, case)
+    assert again[1:] == (BYTES, BYTES - small(N_LAYERS))
+    assert torch.equal(first.answer, case.net(case.x))
+    assert torch.equal(again.answer, first.answer)
+    told = keeping.deploy(plan(case.model, A, B), case.model)
     assert "were there" in state_of(told.wait()).told()
     told.wait().close()
 
 
 def test_a_training_begins_with_weights_that_were_kept_and_ends_as_alone(keeping):
-    net, model, x, y = make(2)
+    case = make(2)
     losses = []
     for _ in range(2):
         run = keeping.deploy(
-            plan(model, A, B, training=True), model, optimizer=potluck.SGD(0.1)
+            plan(case.model, A, B, training=True), case.model, optimizer=potluck.SGD(0.1)
         ).wait()
-        losses.append(run.fit((x, y), epochs=5).wait().losses)
+        losses.append(run.fit((case.x, case.y), epochs=5).wait().losses)
         kept = state_of(run).kept_bytes
         run.close()
     assert losses[0] == losses[1]
     assert kept > 0
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = torch.optim.SGD(case.net.parameters(), 0.1)
     for expected in losses[0]:
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(net(x), y)
+        loss = nn.functional.mse_loss(case.net(case.x), case.y)
         assert float(loss.detach()) == pytest.approx(expected, rel=1e-6)
         loss.backward()
         optimizer.step()
@@ -119,18 +133,18 @@ def test_a_training_begins_with_weights_that_were_kept_and_ends_as_alone(keeping
 
 @pytest.mark.parametrize("how", ["in place", "past torch's count", "by numpy"])
 def test_weights_that_were_changed_are_sent(keeping, how):
-    net, model, x, _ = make(3)
-    before, _, _ = answers(keeping, model, x)
+    case = make(3)
+    before = answers(keeping, case)
     with torch.no_grad():
         if how == "in place":
-            net[2].weight.mul_(2)
+            case.net[2].weight.mul_(2)
         elif how == "past torch's count":
-            net[2].weight.data.mul_(2)
+            case.net[2].weight.data.mul_(2)
         else:
-            net[2].weight.detach().numpy()[:] *= 2
-    after, _, _ = answers(keeping, model, x)
-    assert torch.equal(after, net(x))
-    assert not torch.equal(after, before)
+            case.net[2].weight.detach().numpy()[:] *= 2
+    after = answers(keeping, case)
+    assert torch.equal(after.answer, case.net(case.x))
+    assert not torch.equal(after.answer, before.answer)
 
 
 SPOILED = {
@@ -142,21 +156,21 @@ SPOILED = {
 
 @pytest.mark.parametrize("how", SPOILED)
 def test_files_that_somebody_spoiled_are_never_used(keeping, how):
-    net, model, x, _ = make(4)
-    answers(keeping, model, x)
+    case = make(4)
+    answers(keeping, case)
     for path in folders(keeping, A):
         SPOILED[how](path)
-    again, _, kept = answers(keeping, model, x)
-    assert torch.equal(again, net(x))
-    assert kept <= BYTES // 2
+    again = answers(keeping, case)
+    assert torch.equal(again.answer, case.net(case.x))
+    assert again.kept_bytes <= BYTES // 2
 
 
 def test_a_switch_back_sends_no_weights(keeping):
-    net, model, x, _ = make(5)
+    case = make(5)
     n_before = len(folders(keeping, A)) + len(folders(keeping, B))
-    run = keeping.deploy(plan(model, A, B), model).wait()
+    run = keeping.deploy(plan(case.model, A, B), case.model).wait()
     settled(keeping, n_before + N_LAYERS)
-    run.switch(plan(model, A)).wait()
+    run.switch(plan(case.model, A)).wait()
     sent = []
 
     def look(event, actions):
@@ -168,17 +182,18 @@ def test_a_switch_back_sends_no_weights(keeping):
 
     link_of(keeping).watch(look)
     try:
-        run.switch(plan(model, A, B)).wait()
+        run.switch(plan(case.model, A, B)).wait()
     finally:
         link_of(keeping).watch(None)
     assert sum(sent) <= small(N_LAYERS)
-    assert torch.equal(run(x), net(x))
+    assert torch.equal(run(case.x), case.net(case.x))
     run.close()
 
 
 def test_a_deploy_that_was_cut_goes_on_where_it_was(keeping):
-    net, model, x, _ = make(6)
-    agents, old, n_done = agents_of(keeping), set(folders(keeping, A)), [0]
+    case = make(6)
+    agents, n_done = agents_of(keeping), [0]
+    old = set(folders(keeping, A))
 
     def cut(event, actions):
         done = isinstance(event, Received) and isinstance(event.message, Credit)
@@ -192,12 +207,12 @@ def test_a_deploy_that_was_cut_goes_on_where_it_was(keeping):
     link_of(keeping).watch(cut)
     try:
         with pytest.raises(PotluckError):
-            keeping.deploy(plan(model, A), model).wait()
+            keeping.deploy(plan(case.model, A), case.model).wait()
     finally:
         link_of(keeping).watch(None)
     there = sum(path.stat().st_size for path in set(folders(keeping, A)) - old)
     agents.restart(A)
     keeping.devices.need([A])
-    answer, _, kept = answers(keeping, model, x, (A,))
-    assert 0 < there <= kept
-    assert torch.equal(answer, net(x))
+    again = answers(keeping, case, (A,))
+    assert 0 < there <= again.kept_bytes
+    assert torch.equal(again.answer, case.net(case.x))
