@@ -38,6 +38,10 @@ class WeightCache:
         for row in json.loads(kept) if kept else ():
             self._add(row["owner"], bytes.fromhex(row["content"]), _Entry(row["nbytes"], "", True))
 
+    def contents(self, owner: str) -> tuple[bytes, ...]:
+        """What is kept for this notebook, those first that were used longest ago."""
+        return tuple(self._entries(owner))
+
     @property
     def n_entries(self) -> int:
         """How many are kept."""
@@ -116,7 +120,7 @@ class WeightCache:
 
     def leave(self, owner: str) -> bool:
         """This notebook is trusted no longer: nothing is kept for it. Whether anything was."""
-        gone = tuple(self._entries(owner))
+        gone = self.contents(owner)
         for content in gone:
             self.forget(owner, content)
         return bool(gone)

@@ -89,6 +89,10 @@ class Talk:
                 session.advance(action.message, AGENT)
         return actions
 
+    def happen(self, event: Event) -> list[Action]:
+        """What the core does about any other event."""
+        return self._handle(event)
+
     def receive(
         self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER
     ) -> list[Action]:

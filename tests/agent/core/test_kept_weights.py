@@ -75,7 +75,7 @@ def came(name="x", transfer=1, content=CONTENT):
 
 
 def news(talk, order, state):
-    return talk._handle(FromDisk(order.ticket, order.place.worker, state))
+    return talk.happen(FromDisk(order.ticket, order.place.worker, state))
 
 
 def test_what_is_not_kept_is_wanted_and_kept_when_it_has_come():
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_or_is_of_another_content_is_sent_after_all(how):
     if how == "failed":
         actions = news(talk, order, FAILED)
     else:
-        actions = talk._handle(Undone(order, "its memory is gone"))
+        actions = talk.happen(Undone(order, "its memory is gone"))
     assert told(actions) == [Wanted(transfer=1)]
     assert talk.core.held.inbound_bytes == 0
     assert told(talk.receive(offer(2, name="y"))) == [Wanted(transfer=2)]
@@ -180,8 +180,8 @@ def test_offers_are_looked_at_one_after_the_other_and_have_an_end(monkeypatch):
 ENDS = {
     "its run": lambda talk: talk.receive(Drop(run="r")),
     "its session": lambda talk: talk.receive(Goodbye()),
-    "the trust": lambda talk: talk._handle(PeerRevoked(OWNER_KEY)),
-    "the worker": lambda talk: talk._handle(WorkerDied("worker-crashed", "SIGKILL")),
+    "the trust": lambda talk: talk.happen(PeerRevoked(OWNER_KEY)),
+    "the worker": lambda talk: talk.happen(WorkerDied("worker-crashed", "SIGKILL")),
     "the connection": lambda talk: talk.reset(OWNER_KEY),
 }
 
@@ -210,7 +210,7 @@ def test_what_came_whole_before_the_notebook_went_is_there_for_the_next():
 
 def test_who_is_trusted_no_longer_has_nothing_here():
     talk = home(**KEPT)
-    assert RemoveKept(OWNER_KEY) in talk._handle(PeerRevoked(OWNER_KEY))
+    assert RemoveKept(OWNER_KEY) in talk.happen(PeerRevoked(OWNER_KEY))
 
 
 def test_a_slow_disk_holds_no_more_than_half_of_the_memory_for_values():

@@ -26,7 +26,7 @@ class Kept(WeightCache):
         return [(key, int.from_bytes(what, "big")) for key, what in gone]
 
     def numbers(self, owner):
-        return [i for i in range(100) if content(i) in self._entries(owner)]
+        return [i for i in range(100) if content(i) in self.contents(owner)]
 
 
 def test_the_least_recently_used_goes_first():

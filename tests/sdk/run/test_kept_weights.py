@@ -15,7 +15,7 @@ from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
 from potluck.sessions.events import Received
 from potluck.testing.faults import agents_of
-from potluck.testing.internals import link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck_wire.messages import Credit
 
 torch = pytest.importorskip("torch")
@@ -67,7 +67,7 @@ def plan(model, *devices, training=False):
 
 
 def state_of(run):
-    return run._engine.state
+    return engine_of(run).state
 
 
 def folders(home, device):
