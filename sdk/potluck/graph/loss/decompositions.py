@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from potluck.graph.loss.ctc import ctc_loss
+
 _OTHERWISE = ("size_average", "reduce", "input")  # torch's old words, and what nobody names
 
 
@@ -20,10 +22,9 @@ def written_out(loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     mostly.
     """
     own = _LOSSES.get(loss)
-    n_places = 5 if loss in (functional.cosine_similarity, functional.pairwise_distance) else 3
     if (
         own is None
-        or len(args) > n_places
+        or len(args) > _PLACES.get(loss, 3)
         or any(kwargs.get(word) is not None for word in _OTHERWISE)
     ):
         return None
@@ -160,7 +161,13 @@ def _gaussian(
     return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
-_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
+# how many arguments may be given by place, of those that have no old words among them
+_PLACES = {
+    functional.cosine_similarity: 5,
+    functional.pairwise_distance: 5,
+    functional.ctc_loss: 7,
+}
+_LOSSES: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.cosine_similarity: _cosine_similarity,
     functional.pairwise_distance: _pairwise_distance,
     functional.cosine_embedding_loss: _cosine_embedding,
@@ -171,4 +178,5 @@ _LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
     functional.multi_margin_loss: _multi_margin,
     functional.poisson_nll_loss: _poisson,
     functional.gaussian_nll_loss: _gaussian,
+    functional.ctc_loss: ctc_loss,
 }

@@ -175,6 +175,25 @@ def _values():
     return torch.rand(ROWS, 4, dtype=torch.float64)
 
 
+def _letters():
+    """Padded by what is no class."""
+    return torch.where(torch.arange(2) < _n_letters()[:, None], 1, -1)
+
+
+def _n_letters():
+    return torch.arange(ROWS) % 3
+
+
+def _steps():
+    return torch.full((ROWS,), 4) - torch.arange(ROWS) % 2
+
+
+def along_time(y, letters, steps, n_letters):
+    """Four steps of two classes; two equal letters do not fit into fewer than three."""
+    logs = torch.stack([y.cumsum(1), y.sin()], 2).log_softmax(2)
+    return nn.functional.ctc_loss(logs.transpose(0, 1), letters, steps, n_letters)
+
+
 def _shares():
     return _values().softmax(1)
 
@@ -232,6 +251,7 @@ MEANS = {
         (_labels,),
     ),
     "margins of labels": (nn.MultiLabelMarginLoss(), (_several,)),
+    "labels along time": (along_time, (_letters, _steps, _n_letters)),
     "hinge": (nn.HingeEmbeddingLoss(margin=2.0), (_signs,)),
     "ranking": (nn.MarginRankingLoss(0.1), (_values, _signs)),
     "triplets": (nn.TripletMarginLoss(swap=True), (_values, _marks)),
