@@ -162,11 +162,7 @@ def _gaussian(
 
 
 # how many arguments may be given by place, of those that have no old words among them
-_PLACES = {
-    functional.cosine_similarity: 5,
-    functional.pairwise_distance: 5,
-    functional.ctc_loss: 7,
-}
+_PLACES = {functional.cosine_similarity: 5, functional.pairwise_distance: 5, functional.ctc_loss: 7}
 _LOSSES: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.cosine_similarity: _cosine_similarity,
     functional.pairwise_distance: _pairwise_distance,
