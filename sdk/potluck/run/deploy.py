@@ -113,7 +113,7 @@ def deploy(
         weights = saved.weights if saved else model.state()
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
         engine.state.push(weights, offered=True)
-        task.update(0.9, engine.state.told())
+        task.update(0.9, engine.state.deployed.words)
         moments = _go_on(engine, model, saved) if saved is not None else {}
         engine.is_protected = protect is not False
         if chosen is not None and engine.is_protected:

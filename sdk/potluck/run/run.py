@@ -42,6 +42,7 @@ from potluck.run.resume_parts import ResumeParts
 from potluck.run.run_file import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
 from potluck.run.snapshots import Protection
+from potluck.run.state_transfer import DeployedWeights
 from potluck.run.update_source import STEP, UpdateRequest, in_use
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
@@ -83,6 +84,11 @@ class Run(Watched):
     def plan(self) -> Plan:
         """The plan in force."""
         return self._engine.compiled_plan.plan
+
+    @property
+    def deployed(self) -> DeployedWeights:
+        """How much was put onto its devices at first, and how much of it they had kept."""
+        return self._engine.state.deployed
 
     @property
     def signature(self) -> str:

@@ -2,6 +2,7 @@
 back.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck import units
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from potluck.sessions.events import ExecutionResult
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedWeights:
+    """Weights that a run began with on its devices: `nbytes` in all, of which devices had kept
+    `kept_bytes` from an earlier run, so that these were not sent.
+    """
+
+    nbytes: int = 0
+    kept_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        there = f"; {units.size(self.kept_bytes)} were there already" if self.kept_bytes else ""
+        return f"{units.size(self.nbytes)} of weights are on the devices{there}"
+
+
 class RunState:
     """Of one run; for who holds its boundary.
 
@@ -32,7 +49,7 @@ class RunState:
         self._engine = engine
         self._n_moves = 0
         self.moved_s = 0.0  # that pulling and pushing have taken so far
-        self.pushed_bytes = self.kept_bytes = 0  # put onto devices; of these, not sent
+        self.deployed = DeployedWeights()
         # device and name of weights that it may have kept, and that are the same still
         self.offered: set[tuple[str, str]] = set()
 
@@ -79,20 +96,17 @@ class RunState:
         compiled = self._engine.active.compiled.get(PUSH + MOMENTS * moments)
         if compiled is not None:
             execution = self._move(compiled, states, offered=offered)
-            self.kept_bytes += execution.kept_bytes
-            self.pushed_bytes += sum(feed.nbytes for feed in compiled.feeds)
+            if offered:
+                self.deployed = DeployedWeights(
+                    nbytes=sum(feed.nbytes for feed in compiled.feeds),
+                    kept_bytes=execution.kept_bytes,
+                )
             keeps = self._engine.group.keeps
             self.offered = {
                 (feed.device, feed.tensor)
                 for feed in compiled.feeds
                 if offered and keeps(feed.device)
             }
-
-    def told(self) -> str:
-        """How much was put onto devices, for people, and how much of it was there already."""
-        n = units.size(self.pushed_bytes)
-        there = f"; {units.size(self.kept_bytes)} of them were there" if self.kept_bytes else ""
-        return f"{n} of weights are on the devices{there}"
 
     def _move(
         self,

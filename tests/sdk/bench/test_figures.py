@@ -113,7 +113,8 @@ PROMISED = {
         "mix_energy_saved_median_frac",
     },
     "stage_sizes": {"worst_ratio_to_staying", "speedup_gpt2_4", "uniform_homes", "anew_homes"},
-    "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
+    "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"}
+    | {"deploy_first_ratio", "deploy_again_s", "deploy_again_bytes_frac"},
     "planners": {"worst_ratio_to_best_baseline"},
     "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"},
     "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"}

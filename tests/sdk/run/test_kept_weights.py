@@ -15,7 +15,7 @@ from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
 from potluck.sessions.events import Received
 from potluck.testing.faults import agents_of
-from potluck.testing.internals import engine_of, link_of
+from potluck.testing.internals import link_of
 from potluck_wire.messages import Credit
 
 torch = pytest.importorskip("torch")
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 class Deployed(NamedTuple):
     answer: Any
-    pushed_bytes: int
+    nbytes: int
     kept_bytes: int
 
 
@@ -66,10 +66,6 @@ def plan(model, *devices, training=False):
                 n_micro_batches=1, training=training)  # fmt: skip
 
 
-def state_of(run):
-    return engine_of(run).state
-
-
 def folders(home, device):
     root = Path(agents_of(home).directory) / device / "weights"
     return sorted(path for path in root.glob("*/*") if path.suffix == "")
@@ -86,9 +82,9 @@ def settled(home, n_files):
 def answers(home, case, devices=(A, B)):
     """What it answers, bytes put onto devices, and those of them that were there."""
     run = home.deploy(plan(case.model, *devices), case.model).wait()
-    answer, state = run(case.x), state_of(run)
+    answer, weights = run(case.x), run.deployed
     run.close()
-    return Deployed(answer, state.pushed_bytes, state.kept_bytes)
+    return Deployed(answer, weights.nbytes, weights.kept_bytes)
 
 
 def small(n):
@@ -106,7 +102,7 @@ def test_a_second_deploy_sends_no_weights_and_answers_the_same(keeping):
     assert torch.equal(first.answer, case.net(case.x))
     assert torch.equal(again.answer, first.answer)
     told = keeping.deploy(plan(case.model, A, B), case.model)
-    assert "were there" in state_of(told.wait()).told()
+    assert "were there already" in told.wait().deployed.words
     told.wait().close()
 
 
@@ -118,7 +114,7 @@ def test_a_training_begins_with_weights_that_were_kept_and_ends_as_alone(keeping
             plan(case.model, A, B, training=True), case.model, optimizer=potluck.SGD(0.1)
         ).wait()
         losses.append(run.fit((case.x, case.y), epochs=5).wait().losses)
-        kept = state_of(run).kept_bytes
+        kept = run.deployed.kept_bytes
         run.close()
     assert losses[0] == losses[1]
     assert kept > 0
