@@ -183,9 +183,13 @@ class DeviceGroup:
             Devices may have kept these states: they are asked before any is sent.
         """
         feeds: dict[str, dict[str, Raw]] = {}
-        by_priority = sorted(compiled.feeds, key=lambda feed: feed.priority)
-        for feed in by_priority if not offered else ():
-            feeds.setdefault(feed.device, {})[feed.value] = raw_of(feed, batch or {}, states or {})
+        later: list[InputBinding] = []
+        for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
+            if offered and self.keeps(feed.device):
+                later.append(feed)
+            else:
+                raw = raw_of(feed, batch or {}, states or {})
+                feeds.setdefault(feed.device, {})[feed.value] = raw
         expects: dict[str, dict[str, int]] = {}
         for result in compiled.results:
             expects.setdefault(result.device, {})[result.value] = _most_bytes(
@@ -212,10 +216,10 @@ class DeviceGroup:
                 stream=stream,
                 together=compiled.together,
                 request=request,
+                follows=bool(later),
             )
         )
-        if offered:
-            self._offer(future, (self.run, epoch, name, step), by_priority, states or {})
+        self._offer(future, (self.run, epoch, name, step), later, states or {})
         return future
 
     def _offer(
@@ -229,19 +233,25 @@ class DeviceGroup:
         link carries one, the sum of the next is made.
         """
         contents: dict[str, bytes] = {}
+        rows = list(in_turn(feeds))
         try:
-            for feed in in_turn(feeds):
+            for feed in rows:
                 if future.done():  # it has failed
                     return
                 raw = raw_of(feed, {}, states)
-                if len(raw.data) >= LEAST_OFFERED_BYTES and self.keeps(feed.device):
-                    content = contents.get(feed.tensor) or content_of(
-                        raw.dtype, raw.shape, raw.data
+                if len(raw.data) >= LEAST_OFFERED_BYTES:
+                    if feed.tensor not in contents:
+                        contents[feed.tensor] = content_of(raw.dtype, raw.shape, raw.data)
+                    raw = replace(raw, content=contents[feed.tensor])
+                self.link.notify(
+                    FeedExecution(
+                        device=feed.device,
+                        place=place,
+                        name=feed.value,
+                        raw=raw,
+                        is_last=feed is rows[-1],
                     )
-                    contents[feed.tensor] = content
-                    raw = replace(raw, content=content)
-                fed = FeedExecution(device=feed.device, place=place, name=feed.value, raw=raw)
-                self.link.notify(fed)
+                )
         except BaseException:
             future.cancel()
             raise

@@ -120,6 +120,7 @@ class Controller:
                 self._start(event)
             case FeedExecution():
                 self._feed(event.device, event.place, event.name, event.raw)
+                self._executions.fed(event)
             case RequestAll():
                 self._request_all(event)
             case AskService():
@@ -226,9 +227,8 @@ class Controller:
         if self._is_missing(event.ticket, [event.device]):
             return
         self._pending.probe(event.ticket, event.device, self._now_s)
-        self._post(
-            event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes)
-        )
+        traffic = self._peers[event.device].traffic
+        self._post(event.device, traffic.probe(event.ticket, event.nbytes))
 
     def _start(self, event: StartExecution) -> None:
         if self._is_missing(event.ticket, event.devices):
@@ -468,7 +468,7 @@ class Controller:
             elif peer.pulse.unanswered_s(self._now_s) > UNREACHED_S:
                 self._lose(device, failures.deaf(device, UNREACHED_S))
             elif hung_s is not None:
-                hung = [x for x in self._executions.on(device) if device in x.running]
+                hung = [x for x in self._executions.on(device) if x.occupies(device)]
                 self._fail_all(
                     hung,
                     failures.hung(

@@ -82,7 +82,8 @@ class StartExecution:
     starts it after its earlier executions of the same run and stream are done (steps of training
     change the weights). `together`: all devices begin at one moment, after those executions, and
     are told when that is by their own clocks. `request`: nothing depends on it, so where an
-    operator fails over its values it ends alone, with `RequestFailed`.
+    operator fails over its values it ends alone, with `RequestFailed`. `follows`: more values
+    from here do, as `FeedExecution`; devices may wait for them.
     """
 
     ticket: int = 0
@@ -97,16 +98,21 @@ class StartExecution:
     stream: str = ""
     together: bool = False
     request: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedExecution:
-    """One more value from here for a device that is at an execution; nothing where that is over."""
+    """One more value from here for a device that is at an execution; nothing where that is over.
+
+    `is_last`: no other one follows.
+    """
 
     device: str
     place: Place
     name: str
     raw: Raw
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ home. Pure.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from potluck.sessions.events import StartExecution
+from potluck.sessions.events import FeedExecution, StartExecution
 from potluck.sessions.expected_values import HeldValues
 from potluck.sessions.pending_records import Launched, Peer, startable
 from potluck.sessions.traffic import Place, Raw, Traffic, place_of
@@ -28,7 +28,12 @@ class Executions:
         values = {(device, name) for device, names in launch.expects.items() for name in names}
         alone = not any(other.launch.request and other.launch.run == launch.run for other in self)
         launched = Launched(
-            launch, now_s, values, list(launch.devices), ordered=launch.together and alone
+            launch,
+            now_s,
+            values,
+            list(launch.devices),
+            is_fed=not launch.follows,
+            ordered=launch.together and alone,
         )
         self._launched[launch.ticket] = launched
         for device in launch.devices:
@@ -55,6 +60,12 @@ class Executions:
     def at(self, device: str, place: Place) -> Launched | None:
         """The one of that program and step."""
         return next((launched for launched in self.on(device) if launched.place == place), None)
+
+    def fed(self, event: FeedExecution) -> None:
+        """One more value was sent from here, perhaps the last one."""
+        launched = self.at(event.device, event.place)
+        if launched is not None and event.is_last:
+            launched.is_fed = True
 
     def arrived(self, device: str, value: Value, raw: Raw) -> Launched | None:
         """A value has come; the execution that waited for it."""

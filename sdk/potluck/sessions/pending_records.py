@@ -89,11 +89,16 @@ class Launched:
     running: set[str] = field(default_factory=set)
     outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
     timelines: dict[str, Timeline] = field(default_factory=dict)
+    is_fed: bool = True  # all that goes there from here was sent
     kept_bytes: int = 0  # of what was fed: devices had it
     # its releases count from a common begin: there is one, and no other request is under way
     ordered: bool = False
     # fail with this after that time, unless a better cause appears
     suspicion: tuple[float, PotluckError] | None = None
+
+    def occupies(self, device: str) -> bool:
+        """Whether a device is at it, and waits for nothing that we have not sent."""
+        return self.is_fed and device in self.running
 
     @property
     def place(self) -> Place:

@@ -5,6 +5,7 @@ Every message that the controller wants sent is made as the edge would make it.
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 from tests.agent.core.core_attack import RUNS, document, message
@@ -20,6 +21,7 @@ from potluck.sessions.events import (
     CancelExecution,
     CloseSession,
     ConnectionLost,
+    FeedExecution,
     OpenSession,
     Received,
     RequestAll,
@@ -34,6 +36,7 @@ from potluck_wire.frames import encode
 from potluck_wire.version import VERSION
 
 DEVICES = ("a", "b")
+OFFERED = replace(FEED, content=b"c" * 32)
 SAID = [
     e
     for e in m.MESSAGES.values()
@@ -125,6 +128,8 @@ class ControllerPlay:
         return rng.choice(
             (
                 CloseSession(device=device),
+                self._feed(device, rng),
+                self._feed(device, rng),
                 CancelExecution(ticket=ticket),
                 CancelExecution(ticket=ticket),
                 ConnectionLost(device=device, error=DeviceGone("why", device=device)),
@@ -132,6 +137,11 @@ class ControllerPlay:
                 UplinkProbe(ticket=self._new(), device=device, nbytes=8),
             )
         )
+
+    def _feed(self, device: str, rng: random.Random) -> Any:
+        place = (rng.choice(RUNS), 1, "p", rng.choice((0, 1, 2)))
+        raw, is_last = rng.choice((FEED, OFFERED)), rng.random() < 0.5
+        return FeedExecution(device=device, place=place, name="z", raw=raw, is_last=is_last)
 
     def _launch(self, rng: random.Random) -> Any:
         values = {device: rng.choice(({"x": 8}, {"x": 8, "y": 300}, {})) for device in DEVICES}
@@ -142,7 +152,8 @@ class ControllerPlay:
             program="p",
             step=rng.choice((0, 1, 2)),
             devices=DEVICES,
-            feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {},
+            feeds={"a": {"x": rng.choice((FEED, OFFERED))}} if rng.random() < 0.7 else {},
+            follows=rng.random() < 0.2,
             expects=values,
             stream=rng.choice(("", "train")),
             together=rng.random() < 0.3,
@@ -224,7 +235,9 @@ def _reply(order: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes
         case m.Ask() | m.Value(run="", program="ask") if rng.random() < 0.8:
             number = order.number if isinstance(order, m.Ask) else order.step
             return _ask_answered(number, rng)
-        case m.Value():
+        case m.Offer() if rng.random() < 0.5:
+            return m.Wanted(transfer=order.transfer), ()
+        case m.Value() | m.Offer():
             good = m.Credit(transfer=order.transfer, received_bytes=order.nbytes, done=True)
             wrong = message(rng.choice((m.Credit, m.Rejected)), rng, transfer=order.transfer)
             return rng.choice((good, wrong)), ()

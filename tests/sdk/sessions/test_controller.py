@@ -5,7 +5,7 @@ wrong ends.
 import re
 
 import pytest
-from tests.sdk.sessions.controller_driver import STATEMENT, Play
+from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
 from potluck.sessions.controller import JOIN_S
@@ -15,6 +15,7 @@ from potluck.sessions.events import (
     Connect,
     ConnectionLost,
     Disconnect,
+    FeedExecution,
     Notification,
     OpenSession,
     RequestAll,
@@ -330,6 +331,21 @@ def test_a_busy_worker_without_progress_hangs():
     assert isinstance(ended[1].error, WorkerFailed)
     assert ended[1].error.facts["cause"] == "worker-hung"
     assert play.controller.session("a") is not None
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_a_device_does_not_hang_while_it_waits_for_what_we_have_not_sent(is_fed):
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), follows=True)
+    fed = FeedExecution(device="a", place=("r", 0, "p", 0), name="x", raw=FEED, is_last=is_fed)
+    play.do(fed)
+    ended = {}
+    for _ in range(700):
+        play.now_s += 0.1
+        ended |= play.ended(play.do(Tick()))
+        for _, ping in play.sent(m.Ping):
+            play.receive("a", m.Pong(seq=ping.seq, clock_s=0.0, progress=3, busy=True))
+    assert bool(ended) is is_fed
 
 
 @pytest.mark.parametrize("still", [("a",), ("a", "b"), ("a", "b", "c")])

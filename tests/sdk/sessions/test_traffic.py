@@ -7,7 +7,7 @@ import pytest
 from potluck.sessions.traffic import Raw, Traffic, place_of
 from potluck_wire.errors import WireError
 from potluck_wire.limits import MAX_TRANSFERS, WINDOW_BYTES
-from potluck_wire.messages import Chunk, Credit, Rejected, Value
+from potluck_wire.messages import Chunk, Credit, Offer, Rejected, Value, Wanted
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -143,3 +143,55 @@ def test_so_many_empty_values_are_under_way_and_no_more(ended):
             case "dropped":
                 envelopes = source.drop(*place_of(first))
     assert sent == n_values
+
+
+CONTENT = b"c" * 32
+OFFERED = Raw(dtype="uint8", shape=(1000,), data=bytes(1000), content=CONTENT)
+
+
+def test_what_an_agent_may_have_is_offered_and_not_sent():
+    source = Traffic(lambda value: "")
+    ((offer, buffers),) = source.send(PLACE, "x", OFFERED)
+    assert (type(offer), offer.content, offer.nbytes, buffers) == (Offer, CONTENT, 1000, ())
+    done = Credit(transfer=offer.transfer, received_bytes=1000, done=True)
+    assert source.receive(done, ()) == ([], [])
+    assert [value.name for value in source.spared] == ["x"]
+    assert source.outstanding == 0
+
+
+def test_what_is_wanted_is_sent_whole_and_says_its_content():
+    source, target = Traffic(lambda value: ""), Traffic(lambda value: "", chunk_bytes=64)
+    ((offer, _),) = source.send(PLACE, "x", OFFERED)
+    envelopes, _ = source.receive(Wanted(transfer=offer.transfer), ())
+    assert envelopes[0][0].content == CONTENT
+    arrived, _ = deliver(source, target, envelopes)
+    assert [len(raw.data) for _, raw in arrived] == [1000]
+    assert (source.spared, source.outstanding) == ([], 0)
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT])
+def test_who_wants_what_was_not_offered_breaks_the_rules(content):
+    source = Traffic(lambda value: "")
+    ((first, _),) = source.send(PLACE, "x", Raw(dtype="uint8", shape=(8,), data=bytes(8),
+                                                content=content))  # fmt: skip
+    wanted = Wanted(transfer=first.transfer)
+    if content:
+        source.receive(wanted, ())
+    with pytest.raises(WireError):
+        source.receive(wanted, ())
+
+
+def test_an_answer_to_what_was_given_up_is_passed_over():
+    source = Traffic(lambda value: "")
+    ((offer, _),) = source.send(PLACE, "x", OFFERED)
+    source.drop("r")
+    assert source.receive(Wanted(transfer=offer.transfer), ()) == ([], [])
+
+
+def test_offers_are_values_that_have_begun():
+    source = Traffic(lambda value: "")
+    offers = [source.send(PLACE, f"v{i}", OFFERED) for i in range(MAX_TRANSFERS + 1)]
+    assert [len(envelopes) for envelopes in offers] == [1] * MAX_TRANSFERS + [0]
+    done = Credit(transfer=1, received_bytes=1000, done=True)
+    envelopes, _ = source.receive(done, ())
+    assert [type(message) for message, _ in envelopes] == [Offer]
