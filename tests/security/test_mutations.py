@@ -36,6 +36,7 @@ DOCUMENTS, INTERPRETER = (
     "tests/agent/worker/test_interpreter.py",
 )
 FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
+KEPT_FILES = "tests/agent/net/test_kept_files.py"
 WIRE = "potluck_wire/"
 AGENT = "potluck_agent/"
 WORKER = "potluck_agent/worker/"
@@ -69,6 +70,42 @@ guard(
     '"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)',
     '"signals": "refused, but to itself"',
     "tests/agent/worker/test_seccomp.py",
+)
+guard(
+    "kept weights are what was offered",
+    AGENT + "net/kept_files.py",
+    "is_sound = summed.digest() == order.content",
+    "is_sound = True",
+    KEPT_FILES,
+)
+guard(
+    "weights are kept under their own content",
+    AGENT + "net/kept_files.py",
+    "if summed.digest() == order.content:",
+    "if True:",
+    KEPT_FILES,
+)
+guard(
+    "kept weights are read through no link",
+    AGENT + "net/kept_files.py",
+    'flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)',
+    "flags = os.O_RDONLY",
+    KEPT_FILES,
+)
+guard(
+    "a notebook offers to its own runs",
+    AGENT + "core/value_exchange.py",
+    "if workspace is None or workspace.key != key:",
+    "if workspace is None:",
+    "tests/agent/core/test_kept_weights.py",
+)
+guard(
+    "a notebook finds its own kept weights",
+    AGENT + "core/weight_cache.py",
+    "entry = self._entries(owner).get(content)\n        if entry is None or not entry.is_whole:",
+    "entry = next((e[content] for e in self._of.values() if content in e), None)\n"
+    "        if entry is None or not entry.is_whole:",
+    "tests/agent/core/test_kept_weights.py",
 )
 guard(
     "what waits for the worker is bounded",

@@ -127,6 +127,7 @@ class KeptFiles:
         self._heard.setblocking(False)
         self._waking.setblocking(False)
         self._thread: threading.Thread | None = None
+        self._fault = ""  # the first; the owner is told by the loop, and once
         self._is_noted = False
 
     @property
@@ -138,15 +139,24 @@ class KeptFiles:
         """All that has happened since."""
         with suppress(BlockingIOError):
             self._heard.recv(4096)
+        if self._fault and not self._is_noted:
+            self._is_noted = True
+            self._note(self._fault)
         while self._news:
             yield self._news.popleft()
 
     def do(self, order: KeptOrder | RemoveKept, view: Callable[[Span], memoryview]) -> None:
         """Carry it out in turn; `view` gives the memory of a place."""
+        try:
+            place = view(order.place) if isinstance(order, KeptOrder) else None
+        except LookupError:  # its memory is gone with the worker
+            if isinstance(order, KeptOrder):
+                self._tell(order, FAILED)
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="potluck disk", daemon=True)
             self._thread.start()
-        self._orders.put((order, view(order.place) if isinstance(order, KeptOrder) else None))
+        self._orders.put((order, place))
 
     def close(self) -> None:
         """What was asked for is done, if that does not take long; and no more."""
@@ -171,18 +181,13 @@ class KeptFiles:
         try:
             is_done = (self._read if isinstance(order, ReadKept) else self._write)(order, place)
         except (OSError, ValueError) as error:
-            self._complain(error)
+            self._fault = self._fault or f"weights cannot be kept: {error}"
         self._tell(order, DONE if is_done else FAILED)
 
     def _tell(self, order: KeptOrder, state: str) -> None:
         self._news.append(FromDisk(order.ticket, order.place.worker, state))
         with suppress(OSError):  # full: it wakes all the same
             self._waking.send(b"n")
-
-    def _complain(self, error: Exception) -> None:
-        if not self._is_noted:
-            self._is_noted = True
-            self._note(f"weights cannot be kept: {error}")
 
     def _path(self, order: KeptOrder) -> Path:
         return self._root / folder_of(order.owner) / order.content.hex()

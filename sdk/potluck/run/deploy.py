@@ -225,7 +225,8 @@ def _protection(
         cost_s=first.nbytes * (1 + n_moments) / COPY_BYTES_PER_S if every is None else home_s,
         n_devices=len(compiled_plan.plan.devices),
         every=every,
-        arriving_s=home_s if every is None else 0.0,
+        # what devices had kept did not come over the link: then nobody knows before the first
+        arriving_s=home_s if every is None and not engine.state.deployed.kept_bytes else 0.0,
         copies={
             d: compiled_plan.copied_bytes(d) for d in compiled_plan.plan.devices if every is None
         },

@@ -140,8 +140,9 @@ def test_another_notebook_does_not_learn_what_is_kept():
 
 
 @pytest.mark.parametrize("sender", [OTHER_SENDER, MEMBER_SENDER])
-def test_nobody_offers_to_the_run_of_another(sender):
-    talk = home(OTHER_SENDER, **KEPT).roster()
+@pytest.mark.parametrize("peer", ["home", "phone"])
+def test_nobody_offers_to_the_run_of_another(sender, peer):
+    talk = Talk(**KEPT).begin().begin(OTHER_SENDER).roster().load(recv("x", peer))
     (answer,) = talk.receive(offer(), sender=sender)
     assert isinstance(answer.message, Rejected)
 

@@ -8,7 +8,16 @@ import sys
 
 import pytest
 
-from potluck_agent.core.events import DONE, FAILED, MOVES, ReadKept, RemoveKept, Span, WriteKept
+from potluck_agent.core.events import (
+    DONE,
+    FAILED,
+    MOVES,
+    FromDisk,
+    ReadKept,
+    RemoveKept,
+    Span,
+    WriteKept,
+)
 from potluck_agent.net.kept_files import FOLDER, MOVES_BYTES, KeptFiles, folder_of, kept
 from potluck_wire.content import content_of
 
@@ -156,6 +165,17 @@ def test_a_disk_that_fails_is_told_once(disk):
     (disk.state / FOLDER).write_text("in its place")
     assert [disk.write(), disk.write()] == [FAILED, FAILED]
     assert len(disk.notes) == 1
+
+
+def test_a_place_that_went_with_its_worker_is_told_and_no_fault(disk):
+    def gone(span):
+        raise LookupError
+
+    place = Span(arena="inbound", offset=0, nbytes=8, worker=3)
+    order = ReadKept(ticket=7, owner=OWNER, content=CONTENT, dtype="uint8", shape=(8,), place=place)
+    disk.files.do(order, gone)
+    assert list(disk.files.news()) == [FromDisk(7, 3, FAILED)]
+    assert disk.notes == []
 
 
 def test_a_large_one_says_that_it_gets_on(disk):

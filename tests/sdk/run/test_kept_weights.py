@@ -13,10 +13,10 @@ from tests.timeouts import TIMEOUT_S
 import potluck
 from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
-from potluck.sessions.events import Received
+from potluck.sessions.events import Received, Send
 from potluck.testing.faults import agents_of
 from potluck.testing.internals import link_of
-from potluck_wire.messages import Credit
+from potluck_wire.messages import Credit, Offer, Value
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -212,3 +212,21 @@ def test_a_deploy_that_was_cut_goes_on_where_it_was(keeping):
     again = answers(keeping, case, (A,))
     assert 0 < there <= again.kept_bytes
     assert torch.equal(again.answer, case.net(case.x))
+
+
+def test_devices_that_keep_nothing_are_sent_all_without_being_asked(home):
+    """Those of an older minor version say as little of what they keep."""
+    case, kinds = make(7), set()
+    link_of(home).watch(
+        lambda event, actions: kinds.update(
+            type(action.message) for action in actions if isinstance(action, Send)
+        )
+    )
+    try:
+        found = [answers(home, case) for _ in range(2)]
+    finally:
+        link_of(home).watch(None)
+    assert [each.kept_bytes for each in found] == [0, 0]
+    assert torch.equal(found[1].answer, case.net(case.x))
+    assert Value in kinds
+    assert Offer not in kinds
