@@ -101,14 +101,14 @@ def batches(stop):
 
 def asked(run, net, stop):
     """Requests of ever other rows, one after the other; how many were answered rightly."""
-    for number in count():
-        if stop.is_set():
-            return number
+    number = 0
+    while not stop.wait(PACE_S):
         x, _ = batch(-1 - number)
         x = x[: 1 + number % BATCH]
         with torch.no_grad():
             assert torch.allclose(run(x), net(x), atol=1e-12), f"request {number}"
-        stop.wait(PACE_S)
+        number += 1
+    return number
 
 
 def trained_alone(n_steps):
@@ -156,7 +156,6 @@ def test_every_step_and_every_answer_is_accounted_for(record_property):
         alone, losses = trained_alone(len(history.losses))
         seen = of_training.seen + of_answers.seen
         record_property("soak", f"{len(losses)} steps, {n_answers} answers, {dict(seen)}")
-        print(f"{len(losses)} steps, {n_answers} answers, {dict(seen)}")
         assert history.losses == pytest.approx(losses, rel=1e-9)
         state = training.state_dict()
         for name, tensor in alone.state_dict().items():
@@ -166,6 +165,7 @@ def test_every_step_and_every_answer_is_accounted_for(record_property):
         assert seen.total() > 0
         training.close()
         answering.close()
-        started = psutil.Process().children(recursive=True)
+        started = [psutil.Process(agents.process(name).pid) for name in names]
+        started += [worker for name in names for worker in agents.workers(name)]
     _, left = psutil.wait_procs(started, timeout=TIMEOUT_S)
     assert left == []
