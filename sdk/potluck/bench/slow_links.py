@@ -314,7 +314,8 @@ def learned(
         if together is None:
             regions[0].fit(part)
         else:
-            apart = max(apart, together.round(part).apart_frac)
+            done, _ = together.round(part)
+            apart = max(apart, done.apart_frac if done else 0.0)
         looks = together is not None or number % LOOKS == 0
         if looks and steps == inf and regions[0].loss(digits) <= settings["target"]:
             steps = float(number * n_steps)

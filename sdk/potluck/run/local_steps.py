@@ -13,12 +13,13 @@ gradient.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import UserError
+from potluck.errors import DeviceError, HomeError, PotluckError, UserError
 from potluck.handle import Handle, Task
 from potluck.run.batches import as_tuple
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Weights = Mapping[str, torch.Tensor]
 
 OnRound = Callable[["Round"], object]
+LOST = (HomeError, DeviceError)  # what a region raises of which a device is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +53,19 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One outer step. `step`: inner steps of a region so far; `losses[region]`: of its own steps.
+    """One outer step. `step`: inner steps of a region so far; `losses[region]`: of its own steps,
+    none of one that was lost.
 
     `apart_frac`: the norm of how far the region that strayed most was from the mean of all, by the
     norm of the weights: 0 where they were of one mind. `exchanged_bytes`: weights that came to the
-    notebook and went back.
+    notebook and went back. `lost`: why, of each region that has no part in it.
     """
 
     step: int
     losses: tuple[tuple[float, ...], ...]
     apart_frac: float
     exchanged_bytes: int
+    lost: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +91,12 @@ class LocalHistory:
             return "LocalHistory(no round)"
         apart = max(each.apart_frac for each in self.rounds)
         nbytes = sum(each.exchanged_bytes for each in self.rounds)
+        n_short = sum(bool(each.lost) for each in self.rounds)
+        without = f"; {n_short} rounds without a region that was lost" if n_short else ""
         return (
             f"LocalHistory({len(self.rounds)} rounds of {self.every} local steps, last loss "
             f"{self.losses[-1]:.4g}; regions up to {apart:.2%} apart; {nbytes / 1e6:.1f} MB "
-            "exchanged; not the weights of one machine)"
+            f"exchanged{without}; not the weights of one machine)"
         )
 
 
@@ -109,7 +115,8 @@ def local_steps(
 
     Batches go to the regions in turns. All begin with the weights of the first; after the last
     round each run has the weights of all. A device that is lost is recovered from within its
-    region; lost while weights are exchanged, it ends the training.
+    region. Where a region cannot, or is lost while weights are exchanged, the others go on without
+    it: its batches of that round are theirs in the next. Each round tries whether it is back.
 
     Parameters
     ----------
@@ -138,6 +145,8 @@ def local_steps(
     UserError
         There are fewer than two runs, they share a device or are of other models, one keeps a
         moving average of its weights, or a number is not what it should be.
+    PotluckError
+        The last region is lost.
     """
     _check(runs, every=every, epochs=epochs)
     if epochs > 1 and iter(data) is data:
@@ -149,10 +158,13 @@ def local_steps(
         batches = chain.from_iterable(data for _ in range(epochs))
         history = LocalHistory(every=every)
         together.begin()
-        while turns := [*islice(batches, every * len(regions))]:
+        while turns := [*islice(batches, every * len(together.rejoined()))]:
             if task.cancelled:
                 break
-            done = together.round(turns)
+            done, undone = together.round(turns)
+            batches = chain(undone, batches)
+            if done is None:
+                continue
             history = LocalHistory(every=every, rounds=(*history.rounds, done))
             task.update(0.5, f"round {len(history.rounds)}, loss {history.losses[-1]:.3g}")
             if on_round is not None:
@@ -251,6 +263,8 @@ class OuterOptimizer:
         self.regions, self.outer = regions, outer
         self.before: Weights = {}
         self.velocity: dict[str, torch.Tensor] = {}
+        self.lost: dict[int, str] = {}
+        self.last_words: PotluckError = HomeError("no region is left.")
 
     def begin(self) -> None:
         """All regions at the weights of the first."""
@@ -258,37 +272,72 @@ class OuterOptimizer:
         for region in self.regions[1:]:
             region.put(self.before)
 
-    def round(self, batches: Sequence[Any]) -> Round:
-        """Local steps on these batches in turns, then one outer step.
+    def rejoined(self) -> list[int]:
+        """The regions that are there: also one that was lost, if it takes the weights of all.
+
+        Raises
+        ------
+        PotluckError
+            There is none: what the last one said.
+        """
+        for r in list(self.lost):
+            with suppress(PotluckError):
+                self.regions[r].put(self.before)
+                del self.lost[r]
+        if len(self.lost) == len(self.regions):
+            raise self.last_words
+        return [r for r in range(len(self.regions)) if r not in self.lost]
+
+    def round(self, batches: Sequence[Any]) -> tuple[Round | None, list[Any]]:
+        """Local steps on these batches in turns, then one outer step: what it was, and the batches
+        of regions that were lost meanwhile. None: all were.
 
         Parameters
         ----------
         batches
             In the order of the data.
         """
-        n = len(self.regions)
-        parts = [batches[r::n] for r in range(n)]
-        fits = [(region.fit(part) if part else None) for region, part in self._with(parts)]
-        losses = tuple(
-            tuple(fit.wait().losses[-len(p) :]) if fit else ()
-            for fit, p in zip(fits, parts, strict=True)
-        )
-        came = [region.weights() for region, part in self._with(parts) if part]
-        rows = [sum(map(self.regions[0].rows, part)) for part in parts if part]
-        mean = mean_of(came, rows)
-        self.before, apart = self.stepped(mean), max(apart_frac(mean, each) for each in came)
-        for region in self.regions:
-            region.put(self.before)
+        there = [r for r in range(len(self.regions)) if r not in self.lost]
+        parts = {r: batches[place :: len(there)] for place, r in enumerate(there)}
+        parts = {r: part for r, part in parts.items() if part}
+        fits: dict[int, Handle[Any]] = {}
+        for r, part in parts.items():
+            with self._noting(r):
+                fits[r] = self.regions[r].fit(part)
+        came: dict[int, Weights] = {}
+        losses: dict[int, tuple[float, ...]] = {}
+        for r, fit in fits.items():
+            with self._noting(r):
+                learned = fit.wait().losses[-len(parts[r]) :]
+                came[r], losses[r] = self.regions[r].weights(), tuple(learned)
+        undone = [batch for r, part in parts.items() if r not in came for batch in part]
+        if not came:
+            return None, undone
+        rows = [sum(map(self.regions[0].rows, parts[r])) for r in came]
+        mean = mean_of([*came.values()], rows)
+        self.before = self.stepped(mean)
+        put = [r for r in there if r not in self.lost and self._put(r)]
         nbytes = sum(t.numel() * t.element_size() for t in mean.values())
         return Round(
-            step=max(region.step for region in self.regions),
-            losses=losses,
-            apart_frac=apart,
-            exchanged_bytes=nbytes * (len(came) + n),
-        )
+            step=max(self.regions[r].step for r in came),
+            losses=tuple(losses.get(r, ()) for r in range(len(self.regions))),
+            apart_frac=max(apart_frac(mean, each) for each in came.values()),
+            exchanged_bytes=nbytes * (len(came) + len(put)),
+            lost=dict(self.lost),
+        ), undone
 
-    def _with(self, parts: Sequence[Any]) -> Iterator[tuple[RegionRun, Any]]:
-        return zip(self.regions, parts, strict=True)
+    def _put(self, r: int) -> bool:
+        with self._noting(r):
+            self.regions[r].put(self.before)
+        return r not in self.lost
+
+    @contextmanager
+    def _noting(self, r: int) -> Iterator[None]:
+        """A region that is lost meanwhile is one of the lost."""
+        try:
+            yield
+        except LOST as error:
+            self.lost[r], self.last_words = str(error), error
 
     def stepped(self, mean: "Weights") -> "dict[str, torch.Tensor]":
         """The weights after an outer step from `before`; buffers are the mean of the regions'.

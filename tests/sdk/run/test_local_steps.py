@@ -7,8 +7,9 @@ import copy
 import pytest
 
 import potluck
-from potluck.errors import UserError
+from potluck.errors import DeviceGone, UserError
 from potluck.records import Plan, Stage
+from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -235,3 +236,62 @@ def test_a_moving_average_that_outer_steps_would_not_be_in_is_refused(home):
         potluck.local_steps(runs, data(2), every=1)
     runs[1].fit(data(1), optimizer=potluck.SGD(lr=0.1)).wait()
     potluck.local_steps(runs, data(2), every=1).wait()
+
+
+def test_the_others_go_on_without_a_region_that_is_lost(home):
+    """A device of a run that is not protected goes; what that had of the round is theirs in the next:
+    no batch is left out.
+    """
+    net, batches, outer = network(), data(9), potluck.OuterStep()
+    alone = copy.deepcopy(net)
+    runs = deployed(home, net, potluck.SGD(lr=0.1), protect=False)
+
+    def lose(done):
+        if done.step == 2:
+            memory_of(home).kill(DEVICES[2])
+
+    history = potluck.local_steps(runs, batches, every=2, outer=outer, on_round=lose).wait()
+    # two rounds of one region follow the first of two: batches 4 and 6, then those of the lost one
+    regions, rest = [[0, 2], [1, 3]], [[4, 6], [5, 7], [8]]
+    expected = []
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    for turns in (regions, *([each] for each in rest)):
+        copies = [copy.deepcopy(alone) for _ in turns]
+        losses = [
+            trained(each, [batches[b] for b in part])
+            for each, part in zip(copies, turns, strict=True)
+        ]
+        expected += [loss for pair in zip(*losses, strict=True) for loss in pair]
+        with torch.no_grad():
+            for theta, *theirs in zip(
+                alone.parameters(), *(c.parameters() for c in copies), strict=True
+            ):
+                theta.grad = theta - sum(theirs) / len(theirs)
+        optimizer.step()
+    assert history.losses == pytest.approx(expected, abs=1e-5)
+    assert [list(each.lost) for each in history.rounds] == [[], [1], [1], [1]]
+    assert "local-3" in history.rounds[1].lost[1]
+    assert "3 rounds without a region" in repr(history)
+    assert apart(runs[0], alone) < 1e-5
+
+
+def trained(net, batches):
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_last_region_that_is_lost_ends_the_training(home):
+    runs = deployed(home, network(), potluck.SGD(lr=0.1), protect=False)
+
+    def lose(_):
+        for device in DEVICES:
+            memory_of(home).kill(device)
+
+    with pytest.raises(DeviceGone, match="local-"):
+        potluck.local_steps(runs, data(12), every=2, on_round=lose).wait()
