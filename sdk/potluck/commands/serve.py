@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 
 HTTP = "127.0.0.1:8080"
-LOOK_S = 1.0
+LOOK_S, ANSWER_S = 1.0, 5.0
 TOKEN = "POTLUCK_SERVE_TOKEN"  # noqa: S105 - the name of a variable
 
 
@@ -112,32 +112,35 @@ def _top(http: str, *, once: bool) -> int:
 
     before: dict[str, dict[str, float]] = {}
     host, port = _place(http)
-    now = _scraped(host, port)
+    now = scraped(host, port)
     if once:
         Console().print(serving_table(now, before, LOOK_S))
         return 0
     with Live(serving_table(now, before, LOOK_S), auto_refresh=False) as live:
         while True:
             time.sleep(LOOK_S)
-            before, now = now, _scraped(host, port)
+            before, now = now, scraped(host, port)
             live.update(serving_table(now, before, LOOK_S), refresh=True)
 
 
-def _scraped(host: str, port: int) -> dict[str, dict[str, float]]:
+def scraped(host: str, port: int) -> dict[str, dict[str, float]]:
     """The page of metrics, read."""
     import http.client
     import os
 
+    from potluck.display.http_deadline import within
     from potluck.display.serving_table import read_metrics
 
-    connection = http.client.HTTPConnection(host, port, timeout=5)
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     token = os.environ.get(TOKEN, "")
     try:
-        connection.request(
-            "GET", "/metrics", headers={"Authorization": f"Bearer {token}"} if token else {}
-        )
-        response = connection.getresponse()
-        page = response.read(2**20).decode(errors="replace")
+        connection.connect()
+        with within(connection.sock, ANSWER_S):
+            connection.request(
+                "GET", "/metrics", headers={"Authorization": f"Bearer {token}"} if token else {}
+            )
+            response = connection.getresponse()
+            page = response.read(2**20).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         raise UserError(
             f"nobody serves at {host}:{port} ({error}).", next_step=f"potluck serve --http {HTTP}"

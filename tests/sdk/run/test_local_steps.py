@@ -239,9 +239,7 @@ def test_a_moving_average_that_outer_steps_would_not_be_in_is_refused(home):
 
 
 def test_the_others_go_on_without_a_region_that_is_lost(home):
-    """A device of a run that is not protected goes; what that had of the round is theirs in the next:
-    no batch is left out.
-    """
+    """Its device goes; what that had of the round is theirs in the next: no batch is left out."""
     net, batches, outer = network(), data(9), potluck.OuterStep()
     alone = copy.deepcopy(net)
     runs = deployed(home, net, potluck.SGD(lr=0.1), protect=False)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from potluck import units
 from potluck.display.cockpit.frames import FrameReader
+from potluck.display.http_deadline import within
 from potluck.errors import HomeError
 from potluck.sanitized_text import harmless
 
@@ -145,8 +146,11 @@ def frames(url: str) -> Generator[bytes, None, None]:
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=SILENCE_S)
     try:
-        connection.request("GET", f"{where.path}frames")
-        stream = connection.getresponse()
+        connection.connect()
+        peer = connection.sock
+        with within(peer, SILENCE_S):
+            connection.request("GET", f"{where.path}frames")
+            stream = connection.getresponse()
         if stream.status != http.HTTPStatus.OK:
             raise HomeError(
                 f"the page lets nobody else look now (HTTP {stream.status}).",
@@ -156,7 +160,9 @@ def frames(url: str) -> Generator[bytes, None, None]:
             (length,) = LENGTH.unpack(head)
             if length > MOST_FRAME_BYTES:
                 raise HomeError("the page sends frames that are too long.")
-            yield stream.read(length)
+            with within(peer, SILENCE_S):
+                frame = stream.read(length)
+            yield frame
     except (OSError, http.client.HTTPException, struct.error) as error:
         raise _silent() from error
     finally:
