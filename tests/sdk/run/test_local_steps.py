@@ -240,7 +240,8 @@ def test_a_moving_average_that_outer_steps_would_not_be_in_is_refused(home):
 
 def test_the_others_go_on_without_a_region_that_is_lost(home):
     """Its device goes; what that had of the round is theirs in the next: no batch is left out."""
-    net, batches, outer = network(), data(9), potluck.OuterStep()
+    net, batches = network(), data(9)
+    outer = potluck.OuterStep()
     alone = copy.deepcopy(net)
     runs = deployed(home, net, potluck.SGD(lr=0.1), protect=False)
 
