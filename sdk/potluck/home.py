@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -407,6 +408,7 @@ class Home(SharedHome, Shown):
         """
         from potluck.lab import profiling
         from potluck.profile.layer_times_store import LayerTimesStore
+        from potluck.profile.left_out import profile_of_the_others
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.network_file import declared, keep_network
         from potluck.profile.power_file import keep_watts, kept_watts
@@ -435,7 +437,8 @@ class Home(SharedHome, Shown):
             else:
                 if watts is not False and not self._watts:
                     self._watts.update(kept_watts(self._folder))
-                measured = profile(
+                some = partial(
+                    profile,
                     self._link,
                     self._members,
                     model,
@@ -445,10 +448,12 @@ class Home(SharedHome, Shown):
                     repeats=repeats,
                     store=None if fresh else store,
                     save=store,
-                    devices=devices,
                     known=known,
                     watts=True if fresh and watts is None else watts,
                     measured_before=self._watts,
+                )
+                measured = profile_of_the_others(
+                    self._members.need(devices), lambda names: some(devices=names)
                 )
                 keep_watts(self._watts, self._folder)
             if devices is None:

@@ -131,6 +131,7 @@ def profile(
     notes: list[str] = []
 
     def measure(device: str) -> Costs:
+        members.need([device])  # it may have gone since
         if _memory_bytes(members[device].capability) <= 0:
             raise OutOfMemory("none of what its owner allows is left there.", device=device)
         possible = [
