@@ -297,11 +297,11 @@ def _costs(
     if store is not None:
         try:
             kept = store.load(model.signature, about, train=train, rows=needed, n_layers=n_layers)
+            call = store.load(call_signature, about, train=train, rows=(1,), n_layers=1)
         except FileError as error:
             warnings.warn(str(error), stacklevel=2)
             notes.append(str(error))
         else:
-            call = store.load(call_signature, about, train=train, rows=(1,), n_layers=1)
             if kept is not None and call is not None:
                 bench.calls[device, train] = call[0]
                 for index in range(n_layers):

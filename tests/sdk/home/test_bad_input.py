@@ -194,14 +194,16 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
         assert len(home.deploy(plan, model).wait().fit(make_data("mlp", 8)).wait().losses) == 1
 
         home.profile(model, train=False, rows=(1,), repeats=1).wait()
-        bad, *good = sorted((tmp_path / "cache" / "profiles").iterdir())
-        before = [path.read_bytes() for path in good]
-        bad.write_text("{")
-        with pytest.warns(UserWarning, match=bad.name):
-            profile = home.profile(model, train=False, rows=(1,), repeats=1).wait()
-        assert any(bad.name in note for note in profile.notes)
-        assert json.loads(bad.read_text())["modes"]
-        assert [path.read_bytes() for path in good] == before
+        kept = {p: p.read_bytes() for p in (tmp_path / "cache" / "profiles").iterdir()}
+        assert len(kept) == 4  # of each device its layers, and what a call takes
+        for bad in kept:
+            before = {path: path.read_bytes() for path in kept}
+            bad.write_text("{")
+            with pytest.warns(UserWarning, match=bad.name):
+                profile = home.profile(model, train=False, rows=(1,), repeats=1).wait()
+            assert any(bad.name in note for note in profile.notes)
+            assert json.loads(bad.read_text())["modes"]
+            assert sum(path.read_bytes() == before[path] for path in kept) == 2  # the other's
 
 
 def test_a_known_device_is_looked_for_under_every_like_name():
