@@ -15,6 +15,7 @@ from potluck.graph.torch.subgraph_substitution import as_exported, put_in
 
 MAX_TURNS = 4096
 _ATEN = torch.ops.aten
+_LITERAL = "lifted_tensor"  # torch.tensor(0) in the code; what a module keeps may be changed later
 _MOST_KNOWN = 4096  # entries of a value that is followed for the condition of a loop
 ADVICE: Mapping[str, str] = {
     "cond": "In training one side alone has gradients; write torch.where, which has both.",
@@ -43,6 +44,7 @@ def without_control_flow(program: Any, *, train: bool) -> bool:
         spec.arg.name: program.constants[spec.target]
         for spec in program.graph_signature.input_specs
         if spec.kind.name == "CONSTANT_TENSOR"
+        and spec.target.rpartition(".")[2].startswith(_LITERAL)
     }
     was_there = False
     for owner in reversed([m for m in program.graph_module.modules() if hasattr(m, "graph")]):

@@ -27,6 +27,7 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
         self.register_buffer("is_on", torch.tensor(True))
+        self.turns = torch.tensor(3)
         self.function = function
 
     def forward(self, x):
@@ -155,6 +156,12 @@ def by_the_data(net, x):
     return while_loop(lambda total, _: total < 3, lambda total, y: (total + 1, y * 2), start)[1]
 
 
+def as_often_as_it_keeps(net, x):
+    """A number that its owner may change."""
+    start = (torch.tensor(0), x)
+    return while_loop(lambda turn, _: turn < net.turns, lambda turn, y: (turn + 1, y * 2), start)[1]
+
+
 def chosen_by_rows(net, x):
     return torch.cond(x.sum() > 0, lambda y: y.relu(), lambda y: y.tanh(), (x,))
 
@@ -163,6 +170,7 @@ def chosen_by_rows(net, x):
     ("function", "text"),
     [
         (by_the_data, r"while_loop cannot be sent .*turns must not depend on the data"),
+        (as_often_as_it_keeps, "while_loop cannot be sent"),
         (chosen_by_rows, "does not hold one result for each row"),
     ],
 )
