@@ -490,11 +490,18 @@ ASKS = AGENT + "core/asks.py"
 guard(
     "a service is asked for by who was granted it",
     ASKS,
-    "if peer is None or not peer.asks_per_s:",
-    "if peer is None:",
+    "if name != HOME and (peer is None or not peer.asks_per_s):",
+    "if name != HOME and peer is None:",
     GRANTS,
 )
-guard("no more often than granted", ASKS, "if not peer.takes(now_s):", "if False:", GRANTS)
+guard(
+    "no more often than granted",
+    ASKS,
+    "if name != HOME and peer is not None and not peer.takes(grant.work(ask.rows), now_s):",
+    "if False:",
+    GRANTS,
+)
+guard("of rows that are granted", ASKS, "if ask.rows not in grant.programs:", "if False:", GRANTS)
 guard("a path ends with who asks", ASKS, "if path[-1:] != (", "if False and (", GRANTS)
 guard("nothing goes round", ASKS, "if self._name in path:", "if False:", GRANTS)
 AGAIN = "if ask.number <= self._latest.get(sender.key, 0):"

@@ -104,14 +104,20 @@ def profile(home, model):
     home.profile(model, rows=(1,), repeats=1).wait()
 
 
-@pytest.mark.parametrize(
-    ("kind", "does"), [(m.Prepared, deploy), (m.Committed, deploy), (m.Measured, profile)]
-)
-def test_a_device_that_lives_and_does_not_answer_is_given_up_by_name(home, kind, does):
+@pytest.mark.parametrize("kind", [m.Prepared, m.Committed])
+def test_a_device_that_lives_and_does_not_answer_is_given_up_by_name(home, kind):
     mute(home, kind)
     _, model = make_model("mlp")
     with pytest.raises(DeviceGone, match="local-2: it did not answer"):
-        does(home, model)
+        deploy(home, model)
+    assert A in home.devices.ready
+
+
+def test_a_device_that_is_not_measured_in_time_is_left_out_by_name(home):
+    mute(home, m.Measured)
+    _, model = make_model("mlp")
+    with pytest.warns(UserWarning, match="local-2 is left out. local-2: it did not answer"):
+        profile(home, model)
     assert A in home.devices.ready
 
 

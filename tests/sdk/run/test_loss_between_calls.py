@@ -126,7 +126,7 @@ def test_steps_from_before_a_switch_are_not_cut_anew_when_a_device_is_lost_after
 def test_a_fault_in_a_recovery_is_met_again_and_never_passed_over(monkeypatch):
     """As any error that nobody foresaw: what is half restored must not look whole."""
 
-    def broken(self, states, *, moments=False):
+    def broken(self, states, **more):
         raise KeyError("a fault")
 
     with memory_home(2) as home:
