@@ -341,8 +341,9 @@ def test_refuses_to_grant_what_does_more_than_answer(what):
     cluster = CoreCluster("ab")
     cluster.tell("a", m.Prepare(run="r", epoch=0), *plan(*PROGRAMS[what], segments=("s0",)))
     cluster.tell("a", m.Commit(run="r", epoch=0))
-    answer = cluster.grant("a", may("b"), run="r")
+    answer = cluster.grant("a", may("b"), run="r", sizes=[])
     assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
+    assert "is loaded" not in answer.text  # it is there, and refused for what it does
 
 
 GRANTS = {
