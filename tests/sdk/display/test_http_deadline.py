@@ -53,12 +53,14 @@ def port(request):
         serving.join()
 
 
+@pytest.mark.few(1)
 def test_a_page_of_metrics(port, monkeypatch):
     monkeypatch.setattr(serve, "ANSWER_S", SOON_S)
     with pytest.raises(UserError, match="nobody serves at"):
         serve.scraped("127.0.0.1", port)
 
 
+@pytest.mark.few(1)
 def test_the_frames_of_a_page(port, monkeypatch):
     monkeypatch.setattr(terminal, "SILENCE_S", SOON_S)
     with pytest.raises(HomeError):

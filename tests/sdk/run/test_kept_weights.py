@@ -44,6 +44,8 @@ class Deployed(NamedTuple):
     nbytes: int
     kept_bytes: int
 
+SEEN_S = 0.5
+
 
 def make(seed):
     torch.manual_seed(seed)
@@ -77,6 +79,7 @@ def settled(home, n_files):
     while len(folders(home, A)) + len(folders(home, B)) < n_files:
         assert time.monotonic() < end_s
         time.sleep(0.01)
+    time.sleep(SEEN_S)  # an agent hears of its file a moment later
 
 
 def answers(home, case, devices=(A, B)):

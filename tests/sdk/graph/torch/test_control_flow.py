@@ -115,7 +115,7 @@ def stages(model, *, training):
     return make_plan(model, *each, micro_batch=ROWS, training=training)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("function", ANSWERS)
 def test_answers_are_those_of_one_machine(function, home):
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_answers_are_those_of_one_machine(function, home):
     run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("function", LEARNS)
 def test_training_is_that_of_one_machine(function, home):
     torch.manual_seed(0)
