@@ -44,6 +44,7 @@ class Deployed(NamedTuple):
     nbytes: int
     kept_bytes: int
 
+
 SEEN_S = 0.5
 
 
