@@ -286,7 +286,7 @@ class EpochTable:
         if lost is None or lost.owner != key:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
             return
-        name = Name(message.run, message.epoch, message.program, message.step)
+        name = Name.of(message)
         self._out.send(key, Failed(**name._asdict(), cause=lost.cause, text=lost.text))
 
     def answer_again(self, key: str, message: Execute, answer: Answer | None) -> None:
@@ -306,7 +306,7 @@ class EpochTable:
         """That an execution went well cannot be told: so it has failed."""
         run = self.runs.get(done.run)
         if run is not None:
-            name = Name(done.run, done.epoch, done.program, done.step)
+            name = Name.of(done)
             failed = Failed(**name._asdict(), cause=FailureCause.INTERNAL, text=text)
             run.answered(name, (failed, ()))
             self._out.send(run.owner, failed)

@@ -34,6 +34,11 @@ class Name(NamedTuple):
     program: str
     step: int
 
+    @classmethod
+    def of(cls, message: Any) -> "Name":
+        """That which a message is about: `Execute`, `Done`, `Value`, ..."""
+        return cls(message.run, message.epoch, message.program, message.step)
+
     @property
     def prefix(self) -> str:
         """How the worker calls everything of it."""
@@ -380,7 +385,7 @@ def transfer_of(
 
 def put_of(value: Value, span: Span) -> Put:
     """How the worker is told of a value that lies there."""
-    name = Name(value.run, value.epoch, value.program, value.step)
+    name = Name.of(value)
     return Put(
         value=name.prefix + value.name,
         offset=span.offset,

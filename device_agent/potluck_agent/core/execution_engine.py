@@ -114,7 +114,7 @@ class ExecutionEngine:
 
     def execute(self, key: str, message: Execute, now_s: float) -> None:
         """Run a program once. A repeat is answered again, or will be when the first one is over."""
-        name = Name(message.run, message.epoch, message.program, message.step)
+        name = Name.of(message)
         run = self.plans.own(key, message.run)
         if run is None:
             self.plans.refuse_or_fail(key, message)
@@ -384,7 +384,7 @@ class ExecutionEngine:
 
     def abort(self, key: str, message: Abort, now_s: float) -> None:
         """End one execution, and remember that: what still comes for it is not kept."""
-        name = Name(message.run, message.epoch, message.program, message.step)
+        name = Name.of(message)
         run = self.plans.own(key, message.run)
         if run is None:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
@@ -407,7 +407,7 @@ class ExecutionEngine:
 
         `Unwanted` where it does not belong.
         """
-        name = Name(value.run, value.epoch, value.program, value.step)
+        name = Name.of(value)
         execution = self._executions.get(name)
         known = execution.layout if execution is not None and execution.peers else None
         run, peer = self.plans.taker(value, known)
@@ -430,7 +430,7 @@ class ExecutionEngine:
         """Whether more goes to and fro in the same step of training that this value's credit can go
         along with.
         """
-        execution = self._executions.get(Name(value.run, value.epoch, value.program, value.step))
+        execution = self._executions.get(Name.of(value))
         if execution is None or not self.plans.runs[value.run].epochs[value.epoch].credit_along:
             return False
         return execution.goes_on_after(value.name)
@@ -448,7 +448,7 @@ class ExecutionEngine:
         Kept in place, if it is sent on.
         """
         value = arrival.value
-        name = Name(value.run, value.epoch, value.program, value.step)
+        name = Name.of(value)
         run = self.plans.runs.get(value.run)
         epoch = run.epochs.get(value.epoch) if run else None
         span = arrival.span

@@ -19,6 +19,7 @@ from potluck_agent.core.events import (
     ToPeer,
     WriteKept,
 )
+from potluck_agent.core.execution import Name
 from potluck_agent.core.inbound_space import DISK, InboundSpace
 from potluck_agent.core.weight_cache import WeightCache
 from potluck_wire.content import CONTENT_BYTES
@@ -159,22 +160,10 @@ class KeptValues:
         text = "the run has ended"
         return [_rejected(offered, RefusalCode.UNKNOWN_RUN, text) for offered in gone]
 
-    def settle(self, execution: tuple[str, int, str, int]) -> list[Action]:
+    def settle(self, execution: Name) -> list[Action]:
         """What is offered for this execution has nothing more to do here."""
-        return [
-            _done(offered)
-            for offered in self._drop(
-                lambda offered: (
-                    (
-                        offered.value.run,
-                        offered.value.epoch,
-                        offered.value.program,
-                        offered.value.step,
-                    )
-                    == execution
-                )
-            )
-        ]
+        gone = self._drop(lambda offered: Name.of(offered.value) == execution)
+        return [_done(offered) for offered in gone]
 
     def clear(self) -> list[Action]:
         """The arena is another one; what is written of the old one is kept all the same."""

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.core.events import Action, Buffer, FromDisk, Span, Store, ToPeer
+from potluck_agent.core.execution import Name
 from potluck_agent.core.inbound_space import AGENT, DISK, InboundSpace
 from potluck_agent.core.kept_values import KeptValues, OfferedValue
 from potluck_agent.core.weight_cache import WeightCache
@@ -164,10 +165,10 @@ class ReceiveBuffers:
         """Whether this transfer of that sender is coming in."""
         return (key, transfer) in self._arrivals
 
-    def arriving(self, execution: tuple[str, int, str, int]) -> set[str]:
+    def arriving(self, execution: Name) -> set[str]:
         """The values that are coming in for this execution."""
         values = (arrival.value for arrival in self._arrivals.values())
-        return {v.name for v in values if (v.run, v.epoch, v.program, v.step) == execution}
+        return {v.name for v in values if Name.of(v) == execution}
 
     def chunk(self, key: str, chunk: Chunk, data: Buffer) -> ChunkOutcome:
         """A further chunk. One of a transfer that is not wanted any more is dropped."""
@@ -283,7 +284,7 @@ class ReceiveBuffers:
         step.actions += self._fill().actions
         return step
 
-    def settle(self, execution: tuple[str, int, str, int]) -> ChunkOutcome:
+    def settle(self, execution: Name) -> ChunkOutcome:
         """What comes for this execution has nothing more to do here.
 
         Its senders take it as received.
@@ -291,7 +292,7 @@ class ReceiveBuffers:
         step = ChunkOutcome(actions=self.kept.settle(execution))
         for arrival in list(self._arrivals.values()):
             value = arrival.value
-            if (value.run, value.epoch, value.program, value.step) == execution:
+            if Name.of(value) == execution:
                 self._drop(arrival)
                 known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
                 step.actions.append(ToPeer(key=arrival.key, message=known))

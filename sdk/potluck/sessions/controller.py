@@ -348,9 +348,7 @@ class Controller:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))
 
     def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
-        launched = self._executions.at(
-            device, (message.run, message.epoch, message.program, message.step)
-        )
+        launched = self._executions.at(device, place_of(message))
         if launched is None or device in launched.timelines:
             return
         pulse = self._peers[device].pulse
@@ -375,9 +373,7 @@ class Controller:
     # --- failure ----------------------------------------------------------------------------------
 
     def _failed(self, device: str, message: Failed) -> None:
-        launched = self._executions.at(
-            device, (message.run, message.epoch, message.program, message.step)
-        )
+        launched = self._executions.at(device, place_of(message))
         if launched is None:
             return
         session, alone = self.session(device), launched.ends_alone(message.cause, self._peers)

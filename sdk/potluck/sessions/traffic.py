@@ -10,7 +10,17 @@ from dataclasses import dataclass, fields
 from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS, PROBE, WINDOW_BYTES
-from potluck_wire.messages import Chunk, Credit, Message, Offer, Rejected, Value, Wanted
+from potluck_wire.messages import (
+    Chunk,
+    Credit,
+    Done,
+    Failed,
+    Message,
+    Offer,
+    Rejected,
+    Value,
+    Wanted,
+)
 
 OF_VALUES = (Value, Chunk, Credit, Rejected, Wanted)  # what an agent says about values
 
@@ -45,9 +55,9 @@ class _Incoming:
     data: bytearray | None  # None: only measured
 
 
-def place_of(value: Value) -> Place:
-    """The execution that a value belongs to."""
-    return (value.run, value.epoch, value.program, value.step)
+def place_of(message: Value | Done | Failed) -> Place:
+    """The execution that a message is about."""
+    return (message.run, message.epoch, message.program, message.step)
 
 
 def _offer(value: Value) -> Offer:
