@@ -11,6 +11,23 @@ from potluck.profile.profiles import Profile
 OF_ONE_DEVICE = (ProtocolError, DeviceGone, WorkerFailed, Refused)
 
 
+def leave_out(device: str, error: PotluckError, notes: list[str]) -> str:
+    """Warn of it, note it, and say it as plans will.
+
+    Parameters
+    ----------
+    device
+        Its name.
+    error
+        Why.
+    notes
+        Of the profile; gets one more.
+    """
+    notes.append(f"{device} is left out. {error}")
+    warnings.warn(notes[-1], stacklevel=3)
+    return f"was left out of the profile ({error})"
+
+
 def profile_of_the_others(
     names: Sequence[str], profile: Callable[[tuple[str, ...]], Profile]
 ) -> Profile:
@@ -29,22 +46,15 @@ def profile_of_the_others(
     PotluckError
         The last device fails, or what fails is of no device of these.
     """
-    lost: dict[str, PotluckError] = {}
+    excluded: dict[str, str] = {}
+    notes: list[str] = []
     while True:
-        left = tuple(name for name in names if name not in lost)
+        left = tuple(name for name in names if name not in excluded)
         try:
             found = profile(left)
             break
         except OF_ONE_DEVICE as error:
             if error.device not in left or len(left) == 1:
                 raise
-            lost[error.device] = error
-            warnings.warn(f"{error.device} is left out. {error}", stacklevel=2)
-    return replace(
-        found,
-        notes=(*found.notes, *(f"{name} is left out. {error}" for name, error in lost.items())),
-        excluded={
-            **found.excluded,
-            **{name: f"was left out of the profile ({error})" for name, error in lost.items()},
-        },
-    )
+            excluded[error.device] = leave_out(error.device, error, notes)
+    return replace(found, notes=(*found.notes, *notes), excluded={**found.excluded, **excluded})

@@ -19,6 +19,7 @@ from potluck.profile.call_cost import NO_CALL, seconds_of
 from potluck.profile.device_bench import MAX_REPEATS, Bench, possible_rows
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.layer_times_store import LayerTimesStore, about_of
+from potluck.profile.left_out import leave_out
 from potluck.profile.measure_network import measure_network, pairs_to_probe
 from potluck.profile.measure_power import NotMeasured, has_meter, measure_watts, shared
 from potluck.profile.network import is_itself
@@ -210,10 +211,7 @@ def _of_all_that_can(
     }
     if not found:
         raise next(iter(unfit.values()))
-    for name, error in unfit.items():
-        notes.append(f"{name} is left out. {error}")
-        warnings.warn(notes[-1], stacklevel=2)
-    return found, {name: f"was left out of the profile ({error})" for name, error in unfit.items()}
+    return found, {name: leave_out(name, error, notes) for name, error in unfit.items()}
 
 
 def _measure_watts(
