@@ -284,8 +284,13 @@ class OuterOptimizer:
             with suppress(PotluckError):
                 self.regions[r].put(self.before)
                 del self.lost[r]
-        if len(self.lost) == len(self.regions):
+        if not self.there:
             raise self.last_words
+        return self.there
+
+    @property
+    def there(self) -> list[int]:
+        """The regions that are not lost."""
         return [r for r in range(len(self.regions)) if r not in self.lost]
 
     def round(self, batches: Sequence[Any]) -> tuple[Round | None, list[Any]]:
@@ -297,7 +302,7 @@ class OuterOptimizer:
         batches
             In the order of the data.
         """
-        there = [r for r in range(len(self.regions)) if r not in self.lost]
+        there = self.there
         parts = {r: batches[place :: len(there)] for place, r in enumerate(there)}
         parts = {r: part for r, part in parts.items() if part}
         fits: dict[int, Handle[Any]] = {}
@@ -316,20 +321,17 @@ class OuterOptimizer:
         rows = [sum(map(self.regions[0].rows, parts[r])) for r in came]
         mean = mean_of([*came.values()], rows)
         self.before = self.stepped(mean)
-        put = [r for r in there if r not in self.lost and self._put(r)]
+        for r in self.there:
+            with self._noting(r):
+                self.regions[r].put(self.before)
         nbytes = sum(t.numel() * t.element_size() for t in mean.values())
         return Round(
             step=max(self.regions[r].step for r in came),
             losses=tuple(losses.get(r, ()) for r in range(len(self.regions))),
             apart_frac=max(apart_frac(mean, each) for each in came.values()),
-            exchanged_bytes=nbytes * (len(came) + len(put)),
+            exchanged_bytes=nbytes * (len(came) + len(self.there)),
             lost=dict(self.lost),
         ), undone
-
-    def _put(self, r: int) -> bool:
-        with self._noting(r):
-            self.regions[r].put(self.before)
-        return r not in self.lost
 
     @contextmanager
     def _noting(self, r: int) -> Iterator[None]:
