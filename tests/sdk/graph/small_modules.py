@@ -87,7 +87,8 @@ class Packed(nn.Module):
     def forward(self, x):
         lengths = torch.full((x.shape[0],), 3)
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+        out = self.lstm(packed)[0]
+        return nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=3)[0]
 
 
 def _assigned(x):

@@ -44,7 +44,6 @@ REFUSED = {
     "torch.bincount": DATA.text,
     "torch.histc": DATA.text,
     "torch.linalg.svdvals": VALUES.text,
-    "packed sequences": NO_EXPORT,
     "torch.inverse": VALUES.text,
     "torch.linalg.cholesky": VALUES.text,
     "torch.linalg.eigvalsh": VALUES.text,

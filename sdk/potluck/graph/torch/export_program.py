@@ -26,6 +26,7 @@ from potluck.graph.torch.fixed_sizes import fixing_call
 from potluck.graph.torch.length_limits import limited
 from potluck.graph.torch.mixed_precision import autocasting, insert_casts
 from potluck.graph.torch.own_backwards import written_out
+from potluck.graph.torch.packed_sequences import kept_padded
 from potluck.graph.torch.source_lines import noted
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
@@ -103,6 +104,7 @@ def _exported(
         _kept(module),
         _unchecked(),
         _counted(),
+        kept_padded(),
         nullcontext() if functions is None else written_out(functions),
     ):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
@@ -182,12 +184,6 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
         )
     if stranger := re.search(r"Found <class '([^']+)'> in output", text):
         return _strange_output(stranger[1])
-    if "zeros()" in text and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames):
-        return ModelError(
-            f"it cannot be exported{where}: packed sequences have sizes of the data.",
-            next_step="Give the layer padded ones. The last step of each is "
-            "states[torch.arange(x.shape[0]), lengths - 1]; a mask leaves out the padding.",
-        )
     if "fake tensor in the exported program" in text:
         return ModelError(
             f"it cannot be exported{where}: it changes a tensor, or takes a gradient, where that "
