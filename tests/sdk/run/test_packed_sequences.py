@@ -33,7 +33,8 @@ class Reader(nn.Module):
         super().__init__()
         settings = {"batch_first": True, **KINDS[kind]}
         self.layer = getattr(nn, kind.split()[0])(WIDTH, 3, **settings)
-        self.embed, self.head, self.begun = nn.Linear(WIDTH, WIDTH), nn.LazyLinear(3), begun
+        self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.LazyLinear(3)
+        self.begun = begun
 
     def forward(self, x, lengths):
         x, first = self.embed(x), self.layer.batch_first
