@@ -11,7 +11,8 @@ import potluck
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pack, pad = nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence
-ROWS, TIME, WIDTH = 12, 6, 4
+ROWS, TIME = 12, 6
+WIDTH = 4
 EXACT = 1e-12
 KINDS = {
     "LSTM": {},
