@@ -99,6 +99,15 @@ def alike_exported_once(request):
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector, obj):
+    """Where long tests are left out, their cases are not made: they are most of all cases."""
+    if collector.config.option.markexpr == "not long":
+        marks = getattr(obj, "pytestmark", [])
+        return [] if any(mark.name == "long" for mark in marks) else None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases that are `long` are left out
 def pytest_collection_modifyitems(items):
     """Of the cases of a test that is marked `few(n)`, only n are not `long`: see `tests/few.py`."""

@@ -102,6 +102,7 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
     assert "DIFFERS" not in answer.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_secret_and_no_tensor_is_in_the_file(recorded):
     path, secrets = recorded

@@ -17,6 +17,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_come_out_as_shown(name):
     results = doctest.testmod(importlib.import_module(name))

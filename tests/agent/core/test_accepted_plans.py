@@ -57,6 +57,7 @@ def test_a_plan_that_its_worker_could_not_be_told_is_refused_when_it_is_prepared
     assert "more than a worker can be told at once" in answer.message.text
 
 
+@pytest.mark.long
 def test_a_plan_of_many_short_names_is_accepted():
     names = [f"w{i}" for i in range(1000)]
     (answer,) = (

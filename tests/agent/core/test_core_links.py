@@ -170,6 +170,7 @@ class World:
         self.act(LEFT, self.cores[LEFT].handle(LinkReset(key=RIGHT, incoming=False), self.now_s))
 
 
+@pytest.mark.long
 @given(
     seed=st.integers(0, 2**32),
     nbytes=st.sampled_from([0, 1, 100_000, 300_000]),

@@ -570,7 +570,7 @@ def claims(rng):
     yield FromPeer(sender=OTHER_SENDER, message=spoiled, buffers=(bytes(8),))
 
 
-@pytest.mark.few(15)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_another_notebook_and_its_worker_do_this_one_notices_nothing(
     seed, record_property

@@ -70,6 +70,7 @@ def test_a_notebook_pairs_through_it(tmp_path):
             assert peer.ask(Ping(seq=1)).seq == 1
 
 
+@pytest.mark.long
 def test_the_agent_says_where_it_is_reached(way):
     passing, jetson = way
     assert f"{HOST}:{passing.first_port()}" in jetson.command("status").stdout

@@ -86,6 +86,7 @@ def descriptors(talk):
     return Counter(path.partition(":[")[0] for path in found)
 
 
+@pytest.mark.long
 def test_it_holds_nothing_of_its_server_or_of_others(fork_server, alone):
     talks = [begin(fork_server=fork_server) for _ in range(2)]
     try:

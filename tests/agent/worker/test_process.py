@@ -94,6 +94,7 @@ def test_without_torch_it_says_so_loads_none_and_refuses_what_needs_it(bare):
     bare.inbound.free(offset)
 
 
+@pytest.mark.long
 def test_bfloat16_is_added(worker):
     worker.put("r/0/p/0/x", numbers(3).bfloat16())
     (total,) = worker.compute(

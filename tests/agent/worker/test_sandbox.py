@@ -58,7 +58,7 @@ def last_words(link):
     return link.exit_reason()
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "cause", "words"),
     [

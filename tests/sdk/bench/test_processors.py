@@ -43,6 +43,7 @@ def test_with_one_count_of_threads_nothing_scales():
     assert found["torch_scaling_frac"] == found["onnxruntime_scaling_frac"] == 1.0
 
 
+@pytest.mark.long
 def test_a_worker_on_an_accelerator_is_compared_with_torch_on_it():
     pytest.importorskip("torch")
     few = {**SETTINGS, "accelerator_width": 8, "repeats": 1, "rounds": 2, "rows": 2}

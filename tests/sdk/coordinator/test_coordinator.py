@@ -104,7 +104,7 @@ def test_it_learns_what_the_notebook_would_have(tmp_path, case, protect):
         one.start("job")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("n_done", [0, 1, 4])
 def test_told_to_stop_it_goes_on_later_where_it_was(tmp_path, case, n_done):
     handed_over(tmp_path / "job", case)

@@ -98,6 +98,7 @@ def test_it_learns_what_the_notebook_would_have_and_has_no_row_of_its_own(tmp_pa
     other.close()
 
 
+@pytest.mark.long
 def test_of_the_rows_only_what_a_loss_needs_of_a_whole_batch_is_read(tmp_path, case, home):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
     taken = []

@@ -196,6 +196,7 @@ def test_a_home_of_this_process_is_taken_over_in_the_same_way(state):
         assert "took it over" in repr(first)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_step_that_does_not_end_keeps_the_home_where_it_is(state, monkeypatch):
     import threading

@@ -34,6 +34,7 @@ def test_it_tells_plan_step_comparison_learning_and_events(page):
     assert "times as fast as" in page
 
 
+@pytest.mark.long
 def test_it_loads_nothing(page):
     assert not re.search(r"(src|href)=|url\(|@import|https?://(?!www\.w3\.org)", page)
 

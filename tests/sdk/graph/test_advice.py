@@ -191,6 +191,7 @@ ODD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("between", "x", "says"), ODD.values(), ids=ODD)
 def test_what_is_refused_does_not_send_in_a_circle(between, x, says):
     with pytest.raises(ModelError, match=says):

@@ -128,6 +128,7 @@ def test_flop_of_products_are_those_of_torchs_counter(case):
         )
 
 
+@pytest.mark.long
 def test_flop_of_attention_and_of_grouped_convolution_by_hand():
     (attention,) = (node for node in traced("transformer")[2].nodes if node.kind == "attention")
     # scores and mixing: 16 x 16 tokens, width 32

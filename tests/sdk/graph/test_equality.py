@@ -163,6 +163,7 @@ def test_every_open_cut_gives_the_same_output(made):
         assert torch.equal(values["output"], expected), cut
 
 
+@pytest.mark.long
 def test_accumulated_micro_batches_equal_eager_accumulation(made):
     case, net, model = made
     eager = copy.deepcopy(net).train()

@@ -303,6 +303,7 @@ def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(
     assert works(small_home, "tiny")
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
     _, model = make_model("mlp")
     plan = make_plan(model, (("tiny",), (4,)), micro_batch=4)

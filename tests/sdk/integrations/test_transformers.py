@@ -79,6 +79,7 @@ def test_of_adapters_by_peft_only_these_are_trained(its, pair, on_both, tmp_path
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 10_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("others", "name"),
     [({"label_smoothing_factor": 0.1}, "label_smoothing_factor"), ({"bf16": True}, "bf16")],

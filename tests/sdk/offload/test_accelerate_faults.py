@@ -188,6 +188,7 @@ def test_a_helper_that_wants_to_leave_is_let_go_and_helps_again_when_it_stays(fo
         check(fast(x), net(x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("robot_home", [200], indirect=True)
 def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
     net, x = family("vgg")

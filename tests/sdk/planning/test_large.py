@@ -71,7 +71,7 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [24, 64])
 def test_what_is_counted_ends_the_search(n, kind):

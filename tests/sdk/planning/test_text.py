@@ -98,6 +98,7 @@ def test_a_plan_from_a_file_is_judged_as_before(profile, best, tmp_path):
     assert potluck.judge(loaded, profile) == best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("home", "model", "workload", "pattern"),
     [

@@ -243,6 +243,7 @@ def inference_plan(model, name):
     return make_plan(model, *PLANS[name], micro_batch=4, training=False)
 
 
+@pytest.mark.long
 def test_requests_leave_slow_links_and_none_is_answered_otherwise(home, model, profile):
     net, x = make_net(), make_data()[0][:4]
     net.eval()

@@ -151,6 +151,7 @@ def traced_model(kind):
     )
 
 
+@pytest.mark.long
 def test_one_row_that_cannot_be_learned_from_is_refused_and_changes_nothing(home):
     net, model = normed_model()
     plan = make_plan(model, ((A,), (MICRO,)), ((B,), (MICRO,)), micro_batch=MICRO)

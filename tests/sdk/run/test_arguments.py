@@ -37,7 +37,7 @@ def run(home, plans):
 DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
 
 
-@pytest.mark.few(10)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "text"),
     [

@@ -145,7 +145,7 @@ def test_a_loader_may_fill_the_same_tensors_again(home, model, expected, form, m
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 def test_requests_and_scores_are_those_of_one_machine_whatever_the_form(home, model, training):
     run, net = deployed(home, model, training=training), Reader()

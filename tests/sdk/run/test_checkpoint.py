@@ -155,6 +155,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_whatever_it_says_of_itself_it_is_read_or_refused_in_words(saved, tmp_path, name, text):
     path = tmp_path / "run.safetensors"

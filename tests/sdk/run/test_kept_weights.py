@@ -95,6 +95,7 @@ def small(n):
     return n * 4 * 128  # biases are too small to be offered
 
 
+@pytest.mark.long
 def test_a_second_deploy_sends_no_weights_and_answers_the_same(keeping):
     case = make(1)
     n_before = len(folders(keeping, A)) + len(folders(keeping, B))
@@ -190,6 +191,7 @@ def test_a_switch_back_sends_no_weights(keeping):
     run.close()
 
 
+@pytest.mark.long
 def test_a_deploy_that_was_cut_goes_on_where_it_was(keeping):
     case = make(6)
     agents, n_done = agents_of(keeping), [0]

@@ -130,6 +130,7 @@ def test_who_turns_out_to_be_slow_goes_over_to_the_fastest_and_says_that_it_is_l
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -124,7 +124,7 @@ def test_training_is_that_of_one_machine_at_every_such_cut(home, kind, shares):
         run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("shares", UNEQUAL)
 @pytest.mark.parametrize("kind", [Windows, Heads])
 def test_answers_are_those_of_one_machine_at_every_such_cut(home, kind, shares):

@@ -83,6 +83,7 @@ def test_a_new_module_answers_as_the_one_that_was_saved(pair, saved):
     run.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [True, False], ids=["its own", "another"])
 def test_it_is_all_brought_back_into_a_module(pair, saved, own):
     path, state, answers, _ = saved

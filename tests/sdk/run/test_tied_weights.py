@@ -147,7 +147,7 @@ def test_tied_weights_learn_as_on_one_machine(trio, name, thrice):
 SPLIT = {"zb-h1": "pipeline", "zb-compact": "three", "zb-v": "and back", "zb-interleaved": "round"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("schedule", "name"), SPLIT.items(), ids=SPLIT)
 def test_backwards_in_two_parts_are_limited_as_on_one_machine(trio, schedule, name):
     """A tied weight has gradients that wait, and others that do not."""

@@ -427,6 +427,7 @@ def test_one_row_is_refused_by_the_name_of_the_batch_norm(models, rows):
             model.check_inputs(*make_data(1), train=True)
 
 
+@pytest.mark.long
 def test_one_row_of_a_picture_has_many_values(models):
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 2)

@@ -246,6 +246,7 @@ def test_the_cpu_computes_with_every_type():
     assert set(torch_device.dtypes_of(CPU)) == set(torch_device.torch_arrays.DTYPES)
 
 
+@pytest.mark.long
 def test_every_time_that_is_measured_is_that_of_finished_work(counters, monkeypatch):
     """A device goes on computing when its operators have returned."""
     arrays, unfinished = DeviceArrays(CPU, MIB), []

@@ -37,6 +37,7 @@ def rows_of(observer):
     return observer.machine.state.tasks.since(0)[1]
 
 
+@pytest.mark.long
 def test_devices_layers_memory_and_a_simulated_step_are_shown(planned, observer):
     profile, plans = planned
     seen = observer.machine.state.sections

@@ -71,6 +71,7 @@ JSON = st.recursive(
 ASKS = st.sampled_from(["hello", "limits", "imagine", "preview", "go", "pair"])
 
 
+@pytest.mark.long
 @given(
     ASKS, st.dictionaries(st.sampled_from(["name", "media", "without", "added", "latency_s"]), JSON)
 )

@@ -318,7 +318,7 @@ def test_what_torch_does_otherwise_is_refused(model, text, tmp_path):
 OF_ALL_ROWS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2")
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("reduce", OF_ALL_ROWS)
 @pytest.mark.parametrize("axes", ["axes=[0], keepdims=1", "keepdims=0"])
 def test_what_is_made_of_all_rows_is_refused_though_no_trial_shows_it(reduce, axes, tmp_path):
@@ -355,7 +355,7 @@ WHOLE_NUMBERS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("operator", MIX_ROWS)
 @pytest.mark.parametrize("hidden", ["a = Sub(x, large) b = Relu(a)", "b = Clip(x, large, large)"])
 def test_an_operator_that_mixes_rows_is_refused_though_no_trial_shows_it(

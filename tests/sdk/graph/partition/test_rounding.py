@@ -62,7 +62,7 @@ def test_answers_are_the_same_wherever_a_plan_cuts_and_near_the_unrounded(name, 
         assert (got - exact).abs().max() <= CLOSE[code] * exact.abs().max()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_the_same_wherever_a_plan_cuts(name):
     case = CASES[name]

@@ -115,7 +115,7 @@ def stages(model, *, training):
     return make_plan(model, *each, micro_batch=ROWS, training=training)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("function", ANSWERS)
 def test_answers_are_those_of_one_machine(function, home):
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_answers_are_those_of_one_machine(function, home):
     run.close()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("function", LEARNS)
 def test_training_is_that_of_one_machine(function, home):
     torch.manual_seed(0)
@@ -179,6 +179,7 @@ def test_what_the_data_decide_is_refused(function, text):
         potluck.Model.from_torch(Net(function), torch.randn(ROWS, LENGTH, WIDTH))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "text"), [(chosen, "write torch.where"), (counted, "write a loop of Python's")]
 )

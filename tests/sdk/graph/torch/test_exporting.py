@@ -255,7 +255,7 @@ SLICES = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("taken", "lengths", "other"), SLICES.values(), ids=SLICES)
 def test_parts_of_a_sequence_are_taken_at_all_lengths_but_those_that_torch_leaves_out(
     taken, lengths, other

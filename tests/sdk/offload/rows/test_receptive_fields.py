@@ -96,7 +96,7 @@ def test_the_whole_as_one_piece_is_the_network(name):
         assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 @settings(max_examples=40)
 @given(data=st.data())

@@ -29,6 +29,7 @@ def of_net(net, x):
         return net(x)
 
 
+@pytest.mark.long
 def test_every_device_that_has_it_answers_as_one_machine(birds, net):
     for device in birds.devices:
         x = torch.randn(1, 8)
@@ -108,6 +109,7 @@ def test_who_has_it_not_is_no_entrance(birds):
         birds.at("nobody")
 
 
+@pytest.mark.long
 def test_nobody_is_an_entrance_of_what_has_ended(own_home, model):
     service = own_home.serve(model, name="birds", slo=potluck.Latency(LIMIT_S)).wait()
     entrance = service.at("local-1")

@@ -100,6 +100,7 @@ def test_a_stream_is_answered_in_order(own_home, model, net):
     assert torch.allclose(torch.cat(answers), of_net(net, x), atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_stream_that_is_forgotten_leaves_its_part_to_the_next_one(own_home, model):
     """Whether its first answer was taken or not."""
     frames = [torch.randn(1, 8)] * 3
@@ -114,6 +115,7 @@ def test_a_stream_that_is_forgotten_leaves_its_part_to_the_next_one(own_home, mo
             held.clear()
 
 
+@pytest.mark.long
 def test_who_cancels_a_request_takes_no_answer_of_the_others(birds, net):
     x = torch.randn(40, 8)
     pending = [birds.ask(x[i : i + 1]) for i in range(40)]
@@ -132,6 +134,7 @@ def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home
     assert not own_home.services
 
 
+@pytest.mark.long
 def test_what_cannot_be_answered_in_time_is_refused_at_once(birds):
     with pytest.raises(NotServed, match=r"birds: .*limit is 1e-09 s") as caught:
         birds.request(torch.randn(1, 8), limit_s=1e-9).future.result()
@@ -184,7 +187,7 @@ def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
         assert service.stats.n_failed == 8
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -216,12 +219,14 @@ def test_wrong_settings_are_refused_by_name(own_home, model, wrong, caught):
         own_home.serve(model, **{"name": "birds", "slo": potluck.Latency(1), **wrong})
 
 
+@pytest.mark.long
 def test_a_name_is_used_once(own_home, birds, model):
     with pytest.raises(UserError, match="called 'birds' already"):
         own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
     assert birds(torch.zeros(1, 8)).shape == (1, 4)
 
 
+@pytest.mark.long
 def test_a_service_that_is_closed_refuses(own_home, model):
     service = own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
     service.close()
