@@ -47,7 +47,6 @@ def test_pairing_over_the_wire_lets_exactly_that_key_in(tmp_path):
         assert "bob" in running.command("peers").stdout
 
 
-@pytest.mark.long
 def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
     bob = Keys()
     with agent(tmp_path, "--pair", *TRUST) as running:

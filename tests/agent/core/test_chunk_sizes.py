@@ -77,7 +77,6 @@ def test_a_link_gets_the_largest_chunk_that_it_carries_in_time(bytes_per_s, expe
     assert sending.transfer(1e12) == CHUNK_BYTES
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [(1, MIB), (PARTS * MIB, MIB), (2 * PARTS * MIB, 2 * MIB), (2 * LARGE, MAX_CHUNK_BYTES)],

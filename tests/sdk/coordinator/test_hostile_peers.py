@@ -87,7 +87,6 @@ FILES = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", FILES, ids=range(len(FILES)))
 def test_no_file_but_a_jobs_own_is_given_to_who_has_joined(calm, name):
     answer, data = say(

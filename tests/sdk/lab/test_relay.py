@@ -210,7 +210,6 @@ def test_a_script_changes_the_links_and_devices_are_still_reached(home):
     assert lab_of(home).scenario.wait(TIMEOUT_S)
 
 
-@pytest.mark.long
 def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

@@ -27,7 +27,7 @@ def breaks_the_protocol(lab):
     lab.take_over("local-2", lambda message, buffers: [(Hello(), ())])
 
 
-@pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [is_lost, breaks_the_protocol])
 @pytest.mark.parametrize("after", WHEN)
 def test_a_device_that_fails_in_a_profile_is_left_out(after, fault):

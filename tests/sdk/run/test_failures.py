@@ -46,7 +46,6 @@ def agent(home, name):
     return psutil.Process(agents_of(home).process(name).pid)
 
 
-@pytest.mark.long
 def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
     model, run, handle = start_training(fresh_home)
     (worker,) = agents_of(fresh_home).workers(B)
