@@ -207,7 +207,6 @@ def wait_for_script(home):
     assert [each for each in scenario.happened if each.failure] == []
 
 
-@pytest.mark.long
 def test_links_change_as_the_script_says(lab):
     lossy = [Loss(at_s=0, medium="air", loss_frac=0.01)] if shutil.which("nft") else []
     lab.play(
