@@ -247,7 +247,7 @@ def _settings(
         facts=facts,
         leases=lease_file.kept(state),
         kept_bytes=chosen.kept_bytes,
-        kept=kept_document(state, [peer.key for peer in peers], note),
+        kept=kept_document(state, [peer.key for peer in peers], chosen.kept_bytes, note),
     )
 
 

@@ -7,8 +7,8 @@ never those of runs that are loaded.
 """
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from potluck_wire.documents import dump
@@ -22,6 +22,10 @@ class _Entry:
     run: str  # that used it last
     is_whole: bool  # it is on the disk, not only on its way there
 
+    def may_go(self, loaded: Container[str]) -> bool:
+        """Whether it may go, where the runs of these names are loaded."""
+        return self.is_whole and self.run not in loaded
+
 
 class WeightCache:
     """`limit_bytes`: of all weights together; 0 keeps none. `kept`: what is on the disk already, as
@@ -33,6 +37,7 @@ class WeightCache:
     ) -> None:
         self.limit_bytes, self.loaded = limit_bytes, loaded
         self._of: dict[str, OrderedDict[bytes, _Entry]] = {}
+        self._bytes_of: Counter[str] = Counter()
         self._begun: dict[int, tuple[str, bytes]] = {}
         self.used_bytes = self._n_tickets = 0
         for row in json.loads(kept) if kept else ():
@@ -65,13 +70,14 @@ class WeightCache:
         if nbytes > self.limit_bytes or content in self._entries(owner):
             return 0, []
         gone: list[tuple[str, bytes]] = []
-        loaded = self.loaded()
-        while self._is_full(nbytes):
-            victim = self._victim(owner, nbytes, loaded)
-            if victim is None:
-                return 0, gone
-            self.forget(*victim)
-            gone.append(victim)
+        if self._is_full(nbytes):
+            may_go = self._may_go()
+            while self._is_full(nbytes):
+                victim = self._victim(owner, nbytes, may_go)
+                if victim is None:
+                    return 0, gone
+                self.forget(*victim)
+                gone.append(victim)
         self._add(owner, content, _Entry(nbytes, run, False))
         ticket = self.ticket()
         self._begun[ticket] = owner, content
@@ -80,19 +86,36 @@ class WeightCache:
     def _is_full(self, nbytes: int) -> bool:
         return self.used_bytes + nbytes > self.limit_bytes or self.n_entries >= MAX_ENTRIES
 
-    def _victim(self, owner: str, nbytes: int, loaded: Container[str]) -> tuple[str, bytes] | None:
-        """The oldest one that may go, of who keeps most: bytes, or files where these are full."""
+    def _may_go(self) -> dict[str, Iterator[bytes]]:
+        """Of each notebook what may go, the oldest first; each is looked at once."""
+        loaded = self.loaded()
+
+        def of(entries: OrderedDict[bytes, _Entry]) -> Iterator[bytes]:
+            return (each for each in tuple(entries) if entries[each].may_go(loaded))
+
+        return {key: of(entries) for key, entries in self._of.items()}
+
+    def _victim(
+        self, owner: str, nbytes: int, may_go: dict[str, Iterator[bytes]]
+    ) -> tuple[str, bytes] | None:
+        """The next one of who keeps most: bytes, or files where these are full. Who has none left
+        is out of `may_go` then.
+        """
         counts = self.n_entries >= MAX_ENTRIES
+        own = 1 if counts else nbytes
 
         def kept(key: str) -> int:
-            own = [1 if counts else entry.nbytes for entry in self._entries(key).values()]
-            return sum(own) + (key == owner) * (1 if counts else nbytes)
+            n_kept = len(self._entries(key)) if counts else self._bytes_of[key]
+            return n_kept + (key == owner) * own
 
-        for key in sorted({*self._of, owner}, key=kept, reverse=True):
-            for content, entry in self._entries(key).items():
-                if entry.is_whole and entry.run not in loaded:
-                    return key, content
-            if key == owner:  # those who keep less give nothing for it
+        while may_go:
+            key = max(may_go, key=lambda key: (kept(key), key == owner))
+            if kept(key) < kept(owner):  # those who keep less give nothing for it
+                return None
+            if content := next(may_go[key], None):
+                return key, content
+            del may_go[key]
+            if key == owner:
                 return None
         return None
 
@@ -110,8 +133,9 @@ class WeightCache:
         entry = self._entries(owner).pop(content, None)
         if entry is not None:
             self.used_bytes -= entry.nbytes
+            self._bytes_of[owner] -= entry.nbytes
             if not self._of[owner]:
-                del self._of[owner]
+                del self._of[owner], self._bytes_of[owner]
 
     def ticket(self) -> int:
         """The number of one more thing that the disk is asked for; none is used twice."""
@@ -131,6 +155,7 @@ class WeightCache:
     def _add(self, owner: str, content: bytes, entry: _Entry) -> None:
         self._of.setdefault(owner, OrderedDict())[content] = entry
         self.used_bytes += entry.nbytes
+        self._bytes_of[owner] += entry.nbytes
 
 
 def kept_rows(rows: Iterable[tuple[str, bytes, int]]) -> str:

@@ -46,9 +46,12 @@ def folder_of(owner: str) -> str:
     return hashlib.sha256(owner.encode()).hexdigest()
 
 
-def kept(state: Path, owners: Iterable[str]) -> list[tuple[str, bytes, int]]:
+def kept(
+    state: Path, owners: Iterable[str], limit_bytes: int, max_entries: int = MAX_ENTRIES
+) -> list[tuple[str, bytes, int]]:
     """What is kept for these notebooks: key, content and bytes of each, those first that were used
-    longest ago. All else that lies there goes.
+    longest ago. All else that lies there goes, and of these what is more than `limit_bytes` or
+    `max_entries`: the owner may have kept more until now.
 
     Raises
     ------
@@ -72,9 +75,17 @@ def kept(state: Path, owners: Iterable[str]) -> list[tuple[str, bytes, int]]:
             is_ours = os.name == "nt" or seen.st_uid == os.geteuid()
             if not name or not is_ours or not stat.S_ISREG(seen.st_mode):
                 _remove(Path(file.path))
-            elif seen.st_size <= MAX_VALUE_BYTES:
+            else:
                 found.append((seen.st_mtime, owner, name, seen.st_size))
-    return [(owner, name, size) for _, owner, name, size in sorted(found)[-MAX_ENTRIES:]]
+    stays: list[tuple[str, bytes, int]] = []
+    left_bytes = limit_bytes
+    for _, owner, name, size in sorted(found, reverse=True):
+        if len(stays) < max_entries and 0 < size <= min(left_bytes, MAX_VALUE_BYTES):
+            stays.append((owner, name, size))
+            left_bytes -= size
+        else:
+            _remove(root / folder_of(owner) / name.hex())
+    return stays[::-1]
 
 
 def _check_folder(path: Path) -> None:
@@ -103,10 +114,12 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def kept_document(state: Path, owners: Iterable[str], note: Callable[[str], None]) -> str:
+def kept_document(
+    state: Path, owners: Iterable[str], limit_bytes: int, note: Callable[[str], None]
+) -> str:
     """The same for the core's settings; `note(text)` for the owner where it cannot be read."""
     try:
-        return kept_rows(kept(state, owners))
+        return kept_rows(kept(state, owners, limit_bytes))
     except OSError as error:
         note(f"the weights that are kept cannot be read: {error}")
         return ""

@@ -80,6 +80,36 @@ def test_who_comes_later_gets_its_part_of_a_full_disk():
     assert (len(kept.numbers(A)), len(kept.numbers(B))) == (5, 5)
 
 
+def test_a_notebook_that_keeps_as_much_as_another_makes_room_by_its_own():
+    for first, second in ((A, B), (B, A)):
+        kept = Kept(40)
+        for number, owner in enumerate((first, first, second, second)):
+            kept.keep(owner, number)
+        assert kept.keep(first, 4) == [(first, 0)]
+        assert kept.keep(second, 5) == [(second, 2)]
+
+
+class CountedRuns(set):
+    """The runs that are loaded; counts how often somebody looks."""
+
+    n_looks = 0
+
+    def __contains__(self, run):
+        self.n_looks += 1
+        return super().__contains__(run)
+
+
+@pytest.mark.parametrize("n_loaded", [0, 900])
+def test_making_room_for_one_looks_at_each_other_once(n_loaded):
+    """However many small ones have to go for one large one: nobody else is answered meanwhile."""
+    kept = Kept(1000)
+    kept.runs = CountedRuns({"loaded"})
+    for i in range(1000):
+        kept.keep(A, i, nbytes=1, run="loaded" if i < n_loaded else "")
+    assert len(kept.keep(B, 10**4, nbytes=500)) == (100 if n_loaded else 500)
+    assert kept.runs.n_looks <= 1000
+
+
 def test_what_is_larger_than_all_the_room_changes_nothing():
     kept = Kept(30)
     kept.keep(A, 1)

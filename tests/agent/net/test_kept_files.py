@@ -24,6 +24,7 @@ from potluck_wire.content import content_of
 OWNER, OTHER = "A" * 40, "B" * 40
 DATA = bytes(range(256)) * 16
 CONTENT = content_of("uint8", (len(DATA),), DATA)
+ROOM = 1 << 20
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 
 
@@ -66,7 +67,7 @@ def disk(tmp_path):
 def test_what_was_written_is_read_and_listed(disk):
     assert disk.write() == DONE
     assert disk.read() == (DONE, DATA)
-    assert kept(disk.state, [OWNER]) == [(OWNER, CONTENT, len(DATA))]
+    assert kept(disk.state, [OWNER], ROOM) == [(OWNER, CONTENT, len(DATA))]
     assert [path.name for path in disk.path.parent.iterdir()] == [CONTENT.hex()]
     if sys.platform != "win32":
         assert disk.path.stat().st_mode & 0o777 == 0o600
@@ -201,7 +202,7 @@ def test_what_lies_there_of_others_goes_at_the_start(disk):
     (disk.path.parent / "notes.txt").touch()
     disk.path.with_name(disk.path.name + ".part").touch()
     (disk.state / FOLDER / "x").touch()
-    assert kept(disk.state, [OWNER]) == [(OWNER, CONTENT, len(DATA))]
+    assert kept(disk.state, [OWNER], ROOM) == [(OWNER, CONTENT, len(DATA))]
     assert [path.name for path in (disk.state / FOLDER).iterdir()] == [folder_of(OWNER)]
     assert [path.name for path in disk.path.parent.iterdir()] == [CONTENT.hex()]
 
@@ -214,7 +215,7 @@ def test_links_that_lie_there_are_taken_away_and_not_followed(disk, tmp_path):
     disk.write()
     (disk.path.parent / ("0" * 64)).symlink_to(victim / CONTENT.hex())
     (disk.state / FOLDER / folder_of(OTHER)).symlink_to(victim)
-    assert kept(disk.state, [OWNER, OTHER]) == [(OWNER, CONTENT, len(DATA))]
+    assert kept(disk.state, [OWNER, OTHER], ROOM) == [(OWNER, CONTENT, len(DATA))]
     assert (victim / CONTENT.hex()).read_bytes() == DATA
 
 
@@ -223,7 +224,7 @@ def test_a_link_in_the_place_of_all_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="no folder"):
-        kept(tmp_path, [OWNER])
+        kept(tmp_path, [OWNER], ROOM)
 
 
 def test_those_used_longest_ago_come_first(disk):
@@ -233,4 +234,24 @@ def test_those_used_longest_ago_come_first(disk):
         disk.write(shape=shape, content=content)
         os.utime(disk.path.with_name(content.hex()), (1e9 + i, 1e9 + i))
     disk.read(shape=shapes[0], content=contents[0])
-    assert [content for _, content, _ in kept(disk.state, [OWNER])] == contents[1:] + contents[:1]
+    assert [content for _, content, _ in kept(disk.state, [OWNER], ROOM)] == contents[1:] + contents[:1]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "max_entries", "n_stay"),
+    [(ROOM, 9, 3), (2 * len(DATA), 9, 2), (2 * len(DATA) - 1, 9, 1), (0, 9, 0), (ROOM, 1, 1)],
+)
+def test_what_is_more_than_the_owner_allows_now_goes_at_the_start(
+    disk, limit_bytes, max_entries, n_stay
+):
+    """Those used longest ago; with `--keep 0`, all."""
+    shapes = [(len(DATA),), (16, 256), (256, 16)]
+    contents = [content_of("uint8", shape, DATA) for shape in shapes]
+    for i, (shape, content) in enumerate(zip(shapes, contents, strict=True)):
+        disk.write(owner=OTHER if i == 1 else OWNER, shape=shape, content=content)
+        path = disk.state / FOLDER / folder_of(OTHER if i == 1 else OWNER) / content.hex()
+        os.utime(path, (1e9 + i, 1e9 + i))
+    rows = kept(disk.state, [OWNER, OTHER], limit_bytes, max_entries)
+    assert [content for _, content, _ in rows] == contents[3 - n_stay :]
+    names = {path.name for path in (disk.state / FOLDER).glob("*/*")}
+    assert names == {content.hex() for _, content, _ in rows}
