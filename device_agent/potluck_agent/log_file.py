@@ -50,8 +50,7 @@ class LogFile:
                 "--log-file."
             ) from error
         self._level = logging.getLevelName(level.upper())
-        self._now_s = now_s
-        self._limits: dict[str, _Limit] = {}
+        self._lines = LimitedLines(now_s)
 
     def debug(self, kind: str, text: str) -> None:
         """For whoever works on the agent."""
@@ -71,29 +70,50 @@ class LogFile:
 
     def close(self) -> None:
         """Say what was left out, and write no more."""
-        for kind, limit in self._limits.items():
-            self._log_left_out(kind, limit.n_left_out)
+        for text in self._lines.left_out():
+            self._emit(logging.WARNING, text)
         self._handler.close()
 
     def _write(self, level: int, kind: str, text: str) -> None:
         if level < self._level:
             return
-        limit = self._limits.setdefault(
-            kind, _Limit(STRANGERS_LINES if kind in (STRANGER, PAIRING) else LINES)
-        )
-        now_s = self._now_s()
-        if limit.is_over(now_s):
-            self._log_left_out(kind, limit.begin(now_s))
-        if limit.admits():
+        most = STRANGERS_LINES if kind in (STRANGER, PAIRING) else LINES
+        left_out, is_admitted = self._lines.ask(kind, most)
+        if left_out:
+            self._emit(logging.WARNING, left_out)
+        if is_admitted:
             self._emit(level, text)
-
-    def _log_left_out(self, kind: str, n_lines: int) -> None:
-        if n_lines:
-            self._emit(logging.WARNING, f"{n_lines} more lines about {kind} were left out")
 
     def _emit(self, level: int, text: str) -> None:
         shown = printable(text)
         self._handler.handle(logging.LogRecord("potluck.agent", level, "", 0, shown, None, None))
+
+
+class LimitedLines:
+    """Lines of several kinds that others cause: each kind has so many in a time, the rest are
+    counted.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._limits: dict[str, _Limit] = {}
+
+    def ask(self, kind: str, most: int = LINES) -> tuple[str, bool]:
+        """Whether one more of this kind may be written, and what has to be written before: of those
+        that were left out, where a new time begins.
+        """
+        limit, now_s = self._limits.setdefault(kind, _Limit(most)), self._now_s()
+        n_left_out = limit.begin(now_s) if limit.is_over(now_s) else 0
+        return _told(kind, n_left_out), limit.admits()
+
+    def left_out(self) -> list[str]:
+        """What has to be written at the end."""
+        told = [_told(kind, limit.n_left_out) for kind, limit in self._limits.items()]
+        return [text for text in told if text]
+
+
+def _told(kind: str, n_lines: int) -> str:
+    return f"{n_lines} more lines about {kind} were left out" if n_lines else ""
 
 
 class _Limit:

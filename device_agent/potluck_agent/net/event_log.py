@@ -1,5 +1,6 @@
 """What the loop sees that its owner may want to read later, in words for the log."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.keys import TrustedPeer
-from potluck_agent.log_file import PAIRING, STRANGER, LogFile
+from potluck_agent.log_file import PAIRING, STRANGER, LimitedLines, LogFile
 from potluck_wire import __version__
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.messages import Goodbye
@@ -24,13 +25,19 @@ NOTEBOOK = "notebooks"
 WORKER = "the worker"
 FAULT = "faults"
 NOTE = "notes"
+PAIRED = "pairings"
 
 
 class EventLog:
-    """`note(text)` is read by the owner at once."""
+    """`note(text)` is read by the owner at once; of each kind of them so many in a time, as in the
+    log: the system may keep what is printed.
+    """
 
-    def __init__(self, log: LogFile, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, log: LogFile, note: Callable[[str], None], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._log, self._note = log, note
+        self._lines = LimitedLines(now_s)
         self._sessions: dict[str, str] = {}  # key -> how it was called when it came
         self._states: dict[str, str] = {}  # what was said last, by what it is about
 
@@ -61,28 +68,35 @@ class EventLog:
         """It need not leave any more."""
         self._log.info(LIFE, "takes part again")
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, kind: str = NOTE) -> None:
         """For the owner now, and for later."""
-        self._note(text)
-        self._log.warning(NOTE, text)
+        self._print(kind, text)
+        self._log.warning(kind, text)
+
+    def _print(self, kind: str, text: str) -> None:
+        left_out, is_admitted = self._lines.ask(kind)
+        if left_out:
+            self._note(left_out)
+        if is_admitted:
+            self._note(text)
 
     def note_state(self, about: str, text: str) -> None:
         """A note of something that lasts, said when it begins or changes; empty: it is over."""
         if text and text != self._states.get(about):
-            self.note(text)
+            self.note(text, f"{NOTE} on {about}")
         self._states[about] = text
 
     def cut(self, n_connections: int, most_bytes: int) -> None:
         """Connections that filled the memory were cut."""
         text = f"{n_connections} connections were cut: over {most_bytes} bytes of messages unread"
-        self._note(text)
+        self._print(STRANGER, text)
         self._log.warning(STRANGER, text)
 
     def paired(self, name: str, key: str) -> None:
         """A notebook is trusted from now on."""
         text = f"paired with {name} ({fingerprint(key)})"
-        self._note(text)
-        self._log.info(NOTE, text)
+        self._print(PAIRED, text)
+        self._log.info(PAIRED, text)
 
     def saw(
         self, event: Event, sessions: Collection[str], owners: Mapping[str, TrustedPeer]
@@ -110,7 +124,7 @@ class EventLog:
 
     def fault(self, report: str, file: str) -> None:
         """What must not happen did; the report is kept in a file."""
-        self._note(report)
+        self._print(FAULT, report)
         lines = report.partition("\nbefore it:")[0].splitlines() or [""]
         error = f" ({lines[-1]})" if len(lines) > 1 else ""
         self._log.error(FAULT, f"{lines[0][:300]}{error}, see {file}")

@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
+from potluck_agent.log_file import LimitedLines
 from potluck_agent.net import socket_memory
 from potluck_agent.net.server_sockets import check_library, endpoint, zap_reply
 from potluck_agent.net.socket_memory import SocketMemory
@@ -99,6 +100,7 @@ class RelayServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamp: object = None
         self._said = ""
+        self._lines = LimitedLines()
         self._memory = SocketMemory()
         self._context: Any = zmq.Context()
         self._context.set(zmq.BLOCKY, False)
@@ -283,7 +285,7 @@ class RelayServer:
         except AgentError as error:
             for server in servers:
                 server.close()
-            self._note(f"{name} cannot be reached: {error}")
+            self._tell(name, f"cannot be reached: {error}")
             failed = Registered(major=VERSION[0], minor=VERSION[1], text=str(error))
             self._say(registered.route, failed)
             if self._registered.get(key) is registered:
@@ -293,14 +295,22 @@ class RelayServer:
         if self._registered.get(key) is not registered:  # it went meanwhile
             self._close(registered)
             return
-        self._note(f"{name} is reached at ports {first} to {first + N_PORTS - 1}")
+        self._tell(name, f"is reached at ports {first} to {first + N_PORTS - 1}")
         self._welcome(registered)
 
     def _drop(self, key: str, why: str) -> None:
         registered = self._registered.pop(key)
         self._close(registered)
         if why:
-            self._note(f"{registered.device.name} {why}")
+            self._tell(registered.device.name, why)
+
+    def _tell(self, name: str, what: str) -> None:
+        """A device causes such lines by coming and going."""
+        left_out, is_admitted = self._lines.ask(name)
+        if left_out:
+            self._note(left_out)
+        if is_admitted:
+            self._note(f"{name} {what}")
 
     @staticmethod
     def _close(registered: _Registered) -> None:

@@ -234,7 +234,9 @@ def test_those_used_longest_ago_come_first(disk):
         disk.write(shape=shape, content=content)
         os.utime(disk.path.with_name(content.hex()), (1e9 + i, 1e9 + i))
     disk.read(shape=shapes[0], content=contents[0])
-    assert [content for _, content, _ in kept(disk.state, [OWNER], ROOM)] == contents[1:] + contents[:1]
+    assert [content for _, content, _ in kept(disk.state, [OWNER], ROOM)] == contents[
+        1:
+    ] + contents[:1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ long as their relay's owner wants it.
 import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -14,6 +14,7 @@ from tests.agent.agents import OFFSETS, Keys, RawPeer, pair
 from tests.agent.relay.relays import HOST, behind, relay
 from tests.timeouts import TIMEOUT_S
 
+from potluck_agent.log_file import LINES
 from potluck_agent.relay.invitations import read_invitation
 from potluck_wire.frames import encode
 from potluck_wire.limits import (
@@ -193,6 +194,36 @@ def test_who_is_paired_takes_no_more_places_than_there_are(way):
     check_served(passing, jetson)
 
 
+@contextmanager
+def guest(invitation):
+    """A raw connection to the relay of this invitation, as its device makes it."""
+    context = zmq.Context()
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = LINGER_MS
+        dealer.curve_serverkey = invitation.key.encode()
+        dealer.curve_publickey = zmq.curve_public(invitation.secret.encode())
+        dealer.curve_secretkey = invitation.secret.encode()
+        dealer.connect(f"tcp://{HOST}:{invitation.address[1]}")
+        yield dealer
+    finally:
+        context.destroy(LINGER_MS)
+
+
+def test_a_device_that_comes_anew_for_ever_does_not_fill_its_owners_disk(tmp_path):
+    """What a relay prints is kept by the system; of one device it is so many lines, then a count."""
+    with relay(tmp_path / "relay") as passing:
+        invitation = read_invitation(passing.invite("jetson"))
+        time.sleep(0.5)  # it looks at its devices five times a second
+        for _ in range(LINES):  # each time it is dropped and reached anew: two lines
+            with guest(invitation) as dealer:
+                dealer.send_multipart(encode(Register(major=VERSION[0], minor=VERSION[1])))
+                assert dealer.poll(TIMEOUT_S * 1000)
+        passing.process.terminate()
+        printed, _ = passing.process.communicate(timeout=TIMEOUT_S)
+    assert printed.count("jetson") == LINES
+
+
 # --- its owner ------------------------------------------------------------------------------------
 
 
@@ -254,18 +285,10 @@ def test_two_relays_on_one_port_and_a_port_that_is_taken(tmp_path):
         dealer_heard = []
 
         def ask():
-            chosen = read_invitation(invitation)
-            context = zmq.Context()
-            dealer = context.socket(zmq.DEALER)
-            dealer.linger = LINGER_MS
-            dealer.curve_serverkey = chosen.key.encode()
-            dealer.curve_publickey = zmq.curve_public(chosen.secret.encode())
-            dealer.curve_secretkey = chosen.secret.encode()
-            dealer.connect(f"tcp://{HOST}:{passing.port}")
-            dealer.send_multipart(encode(Register(major=VERSION[0])))
-            if dealer.poll(TIMEOUT_S * 1000):
-                dealer_heard.append(dealer.recv_multipart()[0])
-            context.destroy(LINGER_MS)
+            with guest(read_invitation(invitation)) as dealer:
+                dealer.send_multipart(encode(Register(major=VERSION[0])))
+                if dealer.poll(TIMEOUT_S * 1000):
+                    dealer_heard.append(dealer.recv_multipart()[0])
 
         time.sleep(0.5)  # it looks at its devices five times a second
         asking = threading.Thread(target=ask)
