@@ -211,7 +211,7 @@ def guest(invitation):
 
 
 def test_a_device_that_comes_anew_for_ever_does_not_fill_its_owners_disk(tmp_path):
-    """What a relay prints is kept by the system; of one device it is so many lines, then a count."""
+    """The system keeps what a relay prints; of one device it is so many lines, then a count."""
     with relay(tmp_path / "relay") as passing:
         invitation = read_invitation(passing.invite("jetson"))
         time.sleep(0.5)  # it looks at its devices five times a second
