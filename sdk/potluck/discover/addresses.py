@@ -12,7 +12,7 @@ from potluck_wire.limits import PORT
 if TYPE_CHECKING:
     from potluck.discover.keyring import KnownDevice
 
-MAX_CANDIDATES = 8  # one after the other is waited for, 5 s each where nobody answers
+MAX_CANDIDATES = 8  # the first is waited for, 5 s, and the others are asked at once
 
 
 def parse_addresses(peers: Iterable[str]) -> list[Address]:

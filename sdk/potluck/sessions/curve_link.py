@@ -7,6 +7,7 @@ Three CURVE connections per agent (control, data, pulse).
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from socket import getaddrinfo
@@ -16,9 +17,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck.errors import HomeError, PotluckError
-from potluck.sessions import failures
+from potluck.sessions import answering_addresses, failures
 from potluck.sessions.connections import AT_ONCE, OFFSETS, AgentConnection, Keys
-from potluck.sessions.events import Connect, ConnectionLost, Tick
+from potluck.sessions.events import Address, Connect, ConnectionLost, Tick
 from potluck.sessions.link import SessionLink
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
@@ -64,6 +65,10 @@ class CurveLink(SessionLink):
         # socket -> device, channel, is it a monitor
         self._sources: dict[Any, tuple[str, Channel, bool]] = {}
         self._start()
+
+    def answering(self, places: Mapping[str, Sequence[Address]]) -> Mapping[str, Sequence[Address]]:
+        """Those where somebody answers; for whoever asks it takes two seconds at most."""
+        return answering_addresses.answering(places, self._keys)
 
     # --- the thread -------------------------------------------------------------------------------
 

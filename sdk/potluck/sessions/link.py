@@ -12,7 +12,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +23,7 @@ from potluck.sessions import failures
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Action,
+    Address,
     AskService,
     CancelExecution,
     Connect,
@@ -114,6 +115,12 @@ class SessionLink(ABC):
     def pass_time(self, seconds: float) -> None:
         """Come back after so long, or when the link is closed."""
         self._closed.wait(seconds)
+
+    def answering(self, places: Mapping[str, Sequence[Address]]) -> Mapping[str, Sequence[Address]]:
+        """Where to look for devices, by their keys: of these addresses those that answer, where
+        that can be told.
+        """
+        return places
 
     def connected(self, device: str) -> bool:
         """Whether a session with it is open."""

@@ -5,12 +5,12 @@ if one is open.
 import json
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from typing import Any, Protocol
 
 from potluck.display_hooks import Shown
@@ -228,7 +228,8 @@ class Members(Shown, Mapping[str, Member]):
         """Open sessions with these devices (all paired ones by default) and tell everybody who
         belongs to the home.
 
-        Every address of a device is tried; what went wrong first stands in `Member.error`.
+        The first address of a device is tried, then those where somebody answers; what went wrong
+        first stands in `Member.error`.
         """
         chosen = tuple(self if names is None else names)
         if self._without_session(chosen):
@@ -243,7 +244,11 @@ class Members(Shown, Mapping[str, Member]):
     def _join(self, wanted: Collection[str]) -> None:
         attempts = {name: list(self[name].addresses) for name in wanted}
         errors: dict[str, PotluckError] = {}
-        while attempts:
+        for turn in count():
+            if turn == 1:
+                attempts = self._that_answer(attempts)
+            if not attempts:
+                break
             futures = {}
             for name, addresses in tuple(attempts.items()):
                 if not addresses:
@@ -262,6 +267,12 @@ class Members(Shown, Mapping[str, Member]):
                     self.add(replace(self[name], session=None, error=errors[name]))
         if any(self[name].session is not None for name in wanted if name in self):
             self.share_roster(wanted)
+
+    def _that_answer(self, attempts: Mapping[str, Sequence[Address]]) -> dict[str, list[Address]]:
+        """Of each device the addresses that are worth waiting for."""
+        rest = {self[name].key: addresses for name, addresses in attempts.items() if addresses}
+        found = self._link.answering(rest) if rest else {}
+        return {name: list(found.get(self[name].key, ())) for name in attempts}
 
     def _joined(self, name: str, session: Session, address: Address) -> None:
         with self._lock:

@@ -3,7 +3,7 @@ those that are paired takes no longer for all of them than for a few.
 """
 
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from types import SimpleNamespace
 
@@ -14,7 +14,11 @@ from potluck import Home, home
 from potluck.discover import identification
 from potluck.discover.addresses import MAX_CANDIDATES, candidates
 from potluck.discover.keyring import Keyring, KnownDevice
-from potluck.sessions.events import Address
+from potluck.sessions import controller
+from potluck.sessions.connections import Keys
+from potluck.sessions.curve_link import CurveLink
+from potluck.sessions.events import Address, OpenSession
+from potluck.sessions.members import Member, Members
 
 KEY = zmq.curve_keypair()[0].decode()
 
@@ -50,6 +54,45 @@ def test_of_many_that_do_not_answer_few_are_waited_for(silent, each_s, tmp_path,
     with Home.discover(state=tmp_path) as here:
         assert {*here.devices} == {"phone", *found}
     assert sum(map(was_visited, silent)) <= identification.RECOGNIZE_S / each_s
+
+
+class AgentSocket:
+    """The control port of a device that has its key, and says nothing more."""
+
+    def __init__(self):
+        public, secret = zmq.curve_keypair()
+        self.key = public.decode()
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.curve_server = True
+        self.router.curve_publickey, self.router.curve_secretkey = public, secret
+        port = self.router.bind_to_random_port("tcp://127.0.0.1")
+        self.address = Address(host="127.0.0.1", port=port)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.destroy(0)
+
+
+@pytest.mark.parametrize("place", range(MAX_CANDIDATES))
+def test_a_device_among_addresses_that_do_not_answer_is_asked_and_two_at_most_are_waited_for(
+    silent, monkeypatch, place
+):
+    """Each was waited for by itself, 5 s: 40 s, where the device was the last of eight."""
+    monkeypatch.setattr(controller, "JOIN_S", 0.3)
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    link, asked = CurveLink(Keys(public=public, secret=secret)), []
+    link.watch(lambda event, actions: asked.append(event))
+    with AgentSocket() as phone, closing(link):
+        addresses = [*silent.values()][: MAX_CANDIDATES - 1]
+        addresses.insert(place, phone.address)
+        members = Members(link)
+        members.add(Member(name="phone", key=phone.key, addresses=tuple(addresses)))
+        members.join()
+    waited_for = [event.address for event in asked if isinstance(event, OpenSession)]
+    assert waited_for == [*dict.fromkeys((addresses[0], phone.address))]
 
 
 @pytest.mark.parametrize("n_liars", [0, 1, 64])
