@@ -2,10 +2,12 @@
 the records. `equations.py` has what is reckoned from them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial, wraps
 from itertools import accumulate, groupby, pairwise
 from math import inf
 from operator import itemgetter
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from potluck.errors import UserError
 from potluck.records import Device, Layer, LayerCost, Problem, SharedWeight, Stage, Training
@@ -20,6 +22,26 @@ from potluck.simulate.interpolation import interpolated
 # it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
+MOST_KEPT = 1 << 16  # answers of one function about one table
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def kept_by_table(
+    function: Callable[Concatenate["CostTable", P], T],
+) -> Callable[Concatenate["CostTable", P], T]:
+    """What a function says of a table is kept with the table, and goes with it: a search asks for
+    the same again and again.
+    """
+
+    @wraps(function)
+    def of(table: "CostTable", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if function not in table.answers:
+            table.answers[function] = lru_cache(MOST_KEPT)(partial(function, table))
+        found: T = table.answers[function](*args, **kwargs)
+        return found
+
+    return of
 
 
 class CostTable:
@@ -50,6 +72,7 @@ class CostTable:
         self.problem = problem
         self.recomputes = recomputes
         self.n_waiting = n_waiting
+        self.answers: dict[Any, Callable[..., Any]] = {}  # see `kept_by_table`
         self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}

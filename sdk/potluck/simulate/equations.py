@@ -5,11 +5,17 @@ for energy.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from potluck.records import Device, Network
 from potluck.schedule.rows import overlaps
-from potluck.simulate.cost import ADAMW, UPDATE_PASSES, CostTable, is_clipped, optimizer_copies
+from potluck.simulate.cost import (
+    ADAMW,
+    UPDATE_PASSES,
+    CostTable,
+    is_clipped,
+    kept_by_table,
+    optimizer_copies,
+)
 
 SCALE_PASSES = 2  # of gradients that are multiplied in place, each is read and written
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
@@ -18,7 +24,7 @@ ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 16)  # a search asks for the same layers again and again
+@kept_by_table
 def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """Bytes that stand as long as the plan does: weights and buffers, and for training gradients
     and optimizer state.

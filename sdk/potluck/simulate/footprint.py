@@ -9,11 +9,10 @@ the all-reduce, and second gradients.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.records import Stage, Training
-from potluck.simulate.cost import CostTable
+from potluck.simulate.cost import CostTable, kept_by_table
 from potluck.simulate.equations import resting_bytes, static_bytes, working_bytes
 
 
@@ -62,7 +61,7 @@ def memory_bytes(
     )
 
 
-@lru_cache(maxsize=1 << 16)  # a search asks for the same stages again and again
+@kept_by_table
 def _needed_bytes(table: CostTable, start: int, stop: int, *moving: int) -> int:
     return static_bytes(table, start, stop) + _moving_bytes(table, start, stop, *moving)
 
@@ -230,7 +229,7 @@ class _Traffic(NamedTuple):
         return self.at_work + waiting + depth * self.kept, waiting
 
 
-@lru_cache(maxsize=1 << 16)  # asked for again and again, at other depths and for other devices
+@kept_by_table
 def _traffic(
     table: CostTable, start: int, stop: int, n_micro_batches: int, in_flight: int
 ) -> _Traffic:
@@ -312,7 +311,7 @@ def _moving_parts(
     return (fixed, working), (ring[1], waiting if ring[1] else 0)
 
 
-@lru_cache(maxsize=1 << 16)
+@kept_by_table
 def _ring(table: CostTable, start: int, stop: int, replicas: int) -> tuple[int, int]:
     """Bytes of an all-reduce: those that the replica before sends early, and all at the end. Of
     gradients that go to other stages with the same weights: vectors before and after, and pieces.

@@ -2,6 +2,7 @@
 answer.
 """
 
+import gc
 import random
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from potluck.planning.search.local_search import neighbours
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
 from potluck.simulate import footprint
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct_simulation import Direct
+from potluck.simulate.direct_simulation import Direct, StepOutcome
 
 
 @pytest.mark.long
@@ -328,3 +329,15 @@ def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
             table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n
         )
         assert found == max(every, default=0)
+
+
+def test_nothing_of_a_search_stays_behind():
+    def costs():
+        gc.collect()
+        kinds = CostTable, Direct, StepOutcome
+        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+
+    before = costs()
+    plans = make_plans(random_home(1, Training(batch=8)))
+    assert plans.best
+    assert costs() <= before

@@ -6,7 +6,6 @@ A pattern says how many devices of each class of alike ones a group takes.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 from itertools import combinations, product
 
 from potluck.planning.plans import is_thrifty
@@ -50,7 +49,7 @@ def _joules_count(problem: Problem) -> bool:
     )
 
 
-@lru_cache(maxsize=8)  # a search has one table, or two
+@cost.kept_by_table
 def classes_of(table: cost.CostTable) -> list[list[int]]:
     """`alike` of the table's problem, found once."""
     return alike(table.problem)

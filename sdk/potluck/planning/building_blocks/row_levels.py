@@ -8,7 +8,6 @@ batch sizes that were measured times are linear: all of a curve is in its corner
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 from potluck.planning.building_blocks import candidates
@@ -24,7 +23,7 @@ Curve = tuple[tuple[int, float], ...]
 """Corners: rows, ascending, and the seconds of so many."""
 
 
-@lru_cache(maxsize=8)  # a search has one table, or two
+@cost.kept_by_table
 def edges_of(table: cost.CostTable) -> Mapping[str, tuple[int, ...]]:
     """Per device the measured batch sizes beyond which rows cost clearly more than before.
 

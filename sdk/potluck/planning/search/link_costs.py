@@ -1,7 +1,6 @@
 """What a byte takes from one device of a problem to another, looked up once for every pair."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.records import HOME, Problem
@@ -18,7 +17,7 @@ class LinkCost(NamedTuple):
     air_s: float
 
 
-@lru_cache(maxsize=8)  # a search has one table, or two
+@cost.kept_by_table
 def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], LinkCost]:
     """The links between the devices, by their numbers."""
     problem = table.problem
@@ -35,13 +34,13 @@ def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], LinkCost]:
     return found
 
 
-@lru_cache(maxsize=8)
+@cost.kept_by_table
 def numbers_of(table: cost.CostTable) -> Mapping[str, int]:
     """Per device by name, its number."""
     return {device.name: number for number, device in enumerate(table.problem.devices)}
 
 
-@lru_cache(maxsize=8)
+@cost.kept_by_table
 def media_of(table: cost.CostTable) -> Mapping[tuple[int, int], tuple[tuple[str, float], ...]]:
     """Per pair of devices, for how many seconds a byte takes each medium between them; inside a
     host none, as there its processor is what is shared.
