@@ -47,6 +47,7 @@ N_STARTS = 8  # plans whose branches are placed anew
 N_APART = 12  # plans with the branches on any devices, of those that may be fastest
 N_SIDE = 3  # orders of devices, whose plans may have devices come back
 N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
+N_WORSE, NEAR_WORSE = 6, 1.1  # plans changed once more: how many, how near to the best
 N_FINE = 32  # cuts tried along one order of devices
 # labels, plans simulated, and by how much estimates may be too high
 KEEP_CLOSELY = 16
@@ -209,6 +210,8 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     yield from borrow_cheap(pool)
     yield from borrow_dear(pool, _promising(pool), (*DEAR, *RARE))
     yield from improve(pool, _distinct(pool, 1), TRIES)
+    if is_small(pool.table):
+        yield from _twice_changed(pool, places)
 
 
 def _others(pool: CandidatePool, *, borrow: bool) -> Iterator[None]:
@@ -323,6 +326,19 @@ def _best_pipeline(pool: CandidatePool, sizes: Sequence[int]) -> list[Plan]:
         found += [Candidate(label.score, label, search) for label in labels if label.behind][:1]
     best = min(found, key=lambda item: item.score, default=None)
     return [] if best is None else [best.search.plan(best.label)]
+
+
+def _twice_changed(pool: CandidatePool, places: StagePlacements) -> Iterator[None]:
+    """Next to the best plan, two changes of which the first alone does not pay."""
+    before = inf
+    while pool.best < before * (1 - 1e-4):
+        before = pool.best
+        for other in [n for plan in pool.ranking()[:1] for n in places.ranked(pool.table, plan)]:
+            pool.score(other)
+            yield
+        worse = [p for p in pool.ranking() if before * (1 + 1e-6) < pool.score(p)]
+        near = [plan for plan in worse[:N_WORSE] if pool.score(plan) <= before * NEAR_WORSE]
+        yield from improve(pool, near, TRIES, places.ranked)
 
 
 def _join(pool: CandidatePool, places: StagePlacements) -> Iterator[None]:
