@@ -239,7 +239,9 @@ class ReadMeter:
 
 @dataclass(frozen=True, slots=True)
 class KeepLeases:
-    """Write these rows to disk, in place of those before; once they are there, send the answer."""
+    """Write these rows to disk, in place of those before; once they are there, send the answer. Of
+    several in a row the last one's rows are enough.
+    """
 
     rows: tuple[dict[str, Any], ...]
     answer: ToPeer

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck_agent import fault_log, keys, lease_file
+from potluck_agent import fault_log, keys
 from potluck_agent.core.events import (
     MEMBER,
     ON_OWN_LINKS,
@@ -53,6 +53,7 @@ from potluck_agent.net.emulated_load import loaded
 from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.fair_receive import FairReceiver
 from potluck_agent.net.kept_files import KeptFiles
+from potluck_agent.net.lease_writes import LeaseWrites
 from potluck_agent.net.meter_reader import KeptMeter, MeterSource
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.owner_status import view
@@ -106,8 +107,7 @@ class EventLoop:
     ) -> None:
         check_library()
         self._core = core
-        self._identity = identity
-        self._state_dir = state_dir
+        self._identity, self._state_dir = identity, state_dir
         self._trusted = trusted
         self._meter = KeptMeter(meter, time.monotonic())
         self._journal = journal
@@ -118,6 +118,7 @@ class EventLoop:
         self._is_heard = False  # whether all sockets are listened to
         self._owners: dict[str, TrustedPeer] = {}
         self._members: tuple[PeerDevice, ...] = ()
+        self._promises = LeaseWrites(state_dir, self._send, self._feed)
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
         self._workers = WorkerPool(self._sources, start_worker, may_rest=may_rest)
@@ -183,6 +184,7 @@ class EventLoop:
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers.get(channel) in ready:
                 self._intake.read(channel, sockets.routers)
+        self._guarded(self._promises.write)
         if sockets.zap in ready:
             self._guarded(sockets.answer_zap)
         if self._workers.has_news(ready):
@@ -441,8 +443,7 @@ class EventLoop:
             case ReadMeter():
                 self._read_meter(action)
             case KeepLeases():
-                lease_file.keep(self._state_dir, action.rows)
-                self._send(action.answer)
+                self._promises.add(action)
             case KeptOrder() | RemoveKept():
                 self._kept.do(action, self._workers.view)
             case Report():

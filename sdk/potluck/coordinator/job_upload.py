@@ -24,6 +24,8 @@ class JobUpload:
         Where the files go.
     files
         By name: bytes, and SHA-256.
+    key
+        Of the notebook that hands them over.
 
     Raises
     ------
@@ -31,7 +33,8 @@ class JobUpload:
         These are not the files of a job, or there is no room for them.
     """
 
-    def __init__(self, folder: Path, files: Any) -> None:
+    def __init__(self, folder: Path, files: Any, key: str = "") -> None:
+        self.key = key
         self.folder, self._files = folder, _checked(files)
         _check_room(folder.parent, {name: nbytes for name, (nbytes, _) in self._files.items()})
         shutil.rmtree(folder, ignore_errors=True)

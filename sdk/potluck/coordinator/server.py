@@ -217,11 +217,16 @@ class CoordinatorServer:
             raise UserError(f"there is a job {job!r} already.")
         if self._admitting:
             raise HomeError("another job is being looked through.", next_step="Wait a moment.")
+        if (arrival := self._arrivals.get(job)) is not None and arrival.key != request["key"]:
+            raise UserError(
+                f"another notebook hands over a job {job!r} now.", next_step="Do it again."
+            )
         while len(self._arrivals) >= MAX_COMING:
             self._give_up(next(iter(self._arrivals)))
         self._coordinator.folder.mkdir(parents=True, exist_ok=True)
         folder = self._coordinator.folder / f"{job}{COMING}"
-        arrival, reads = JobUpload(folder, request.get("files")), request.get("reads")
+        arrival = JobUpload(folder, request.get("files"), request["key"])
+        reads = request.get("reads")
         if type(reads) is str and reads and request["key"] == self._own:
             let_read(arrival.folder, reads)
         self._arrivals[job] = arrival
@@ -232,17 +237,19 @@ class CoordinatorServer:
         shutil.rmtree(self._arrivals.pop(job).folder, ignore_errors=True)
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> Answer:
-        arrival = self._arrivals.get(_name(request))
-        if arrival is None:
-            raise UserError("no such job is being handed over.")
-        arrival.put(str(request.get("file")), _whole(request, "at"), data)
+        name, at = str(request.get("file")), _whole(request, "at")
+        self._arrival(request).put(name, at, data)
         return {}, b""
 
+    def _arrival(self, request: Mapping[str, Any]) -> JobUpload:
+        """The job on its way, for whoever hands it over."""
+        arrival = self._arrivals.get(_name(request))
+        if arrival is None or arrival.key != request["key"]:
+            raise UserError("no such job is being handed over.")
+        return arrival
+
     def _admit(self, request: Mapping[str, Any], _: bytes) -> "Future[Answer]":
-        job = _name(request)
-        arrival = self._arrivals.get(job)
-        if arrival is None:
-            raise UserError(f"no job {job!r} is being handed over.")
+        job, arrival = _name(request), self._arrival(request)
 
         def admit() -> Answer:
             folder = arrival.folder

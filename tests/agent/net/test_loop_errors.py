@@ -1,6 +1,7 @@
 """What raises in the loop beside the core's events costs nobody the agent."""
 
 import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -8,8 +9,8 @@ import zmq
 from tests.agent.agents import Keys, RawPeer
 from tests.agent.core.core_driver import settings
 
-from potluck_agent import keys
-from potluck_agent.core.events import PeerRevoked
+from potluck_agent import keys, lease_file
+from potluck_agent.core.events import FromPeer, KeepLeases, PeerRevoked, ToPeer, Undone
 from potluck_agent.core.machine import Core
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
@@ -22,7 +23,7 @@ from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.server_sockets import ServerSockets
 from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.net.worker_pool import WorkerPool
-from potluck_wire.messages import Channel, Ping, Pong
+from potluck_wire.messages import Channel, Lease, Leased, Ping, Pong
 
 STEPS = {
     PairingListener: "tick",
@@ -183,3 +184,43 @@ def test_the_loop_looks_at_its_meter(loop, monkeypatch):
     monkeypatch.setattr(KeptMeter, "tick", lambda self, *given: ticks.append(given))
     loop.run(lambda: setattr(loop, "stopping", True))
     assert len(ticks) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_is_promised_in_one_round_takes_one_write_and_is_said_after_it(
+    loop, tmp_path, monkeypatch, identity, is_full
+):
+    """Whoever asks for leases without end would have the disk alone; what cannot be written is not
+    said, and the core hears of each.
+    """
+    ada, n_leases = Keys(), 16
+    keys.add_peer(tmp_path, keys.TrustedPeer(name="ada", key=ada.public))
+    written, undone = [], []
+    handle = Core.handle
+
+    def promise(core, event, now_s):
+        match event:
+            case Undone():
+                undone.append(event.action.answer.message.task)
+                return []
+            case FromPeer(message=Lease() as lease):
+                answer = ToPeer(key=ada.public, message=Leased(task=lease.task))
+                return [KeepLeases(({"name": lease.name},), answer)]
+        return handle(core, event, now_s)
+
+    def keep(state, rows):
+        time.sleep(0.05)  # an old card; the others come meanwhile
+        written.append([row["name"] for row in rows])
+        if is_full:
+            raise AgentError("the disk is full")
+
+    monkeypatch.setattr(Core, "handle", promise)
+    monkeypatch.setattr(lease_file, "keep", keep)
+    names = [f"lease-{number}" for number in range(n_leases)]
+    with RawPeer(loop.port, identity.public, ada) as peer:
+        for name in names:
+            peer.say(Lease(task=name, name=name, term=1, lasts_s=1.0))
+        loop.run(lambda: setattr(loop, "stopping", names[-1:] in written))
+        heard = [] if is_full else [peer.receive()[0].task for _ in names]
+    assert (heard, undone) == (([], names) if is_full else (names, []))
+    assert len(written) <= n_leases // 2

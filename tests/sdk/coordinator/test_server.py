@@ -237,6 +237,51 @@ def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
     assert CHUNK_BYTES < 2**22
 
 
+@pytest.mark.parametrize("moment", range(3))
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ask": "begin", "files": "own"},
+        {"ask": "put", "file": JOB, "at": 0},
+        {"ask": "put", "file": JOB, "at": "all"},
+        {"ask": "admit"},
+    ],
+    ids=str,
+)
+def test_a_job_on_its_way_is_of_whoever_hands_it_over(tmp_path, case, mine, other, moment):
+    """Two notebooks call theirs alike where they detach in one second; each had the other's mixed
+    up, or begun anew.
+    """
+    first, second = new_keys().public, new_keys().public
+    handed_over(tmp_path / "packed", case)
+    files = files_of(tmp_path / "packed")
+    server = CoordinatorServer(
+        Coordinator(tmp_path / "jobs", list), mine, frozenset({first, second})
+    )
+
+    def ask(key, data=b"", **request):
+        text = json.dumps({"version": VERSION, "job": "job", **request}).encode()
+        answer = server.answer([b"", text, data], key)
+        return answer if isinstance(answer, tuple) else answer.result()
+
+    def say_otherwise():
+        known = {"own": files, "all": files[JOB][0]}
+        request = {key: known.get(value, value) for key, value in other.items()}
+        assert "error" in ask(second, **request)[0]
+
+    try:
+        assert "error" not in ask(first, ask="begin", files=files)[0]
+        for number, name in enumerate(files):
+            if number == moment:
+                say_otherwise()
+            data = (tmp_path / "packed" / name).read_bytes()
+            assert "error" not in ask(first, data, ask="put", file=name, at=0)[0]
+        assert ask(first, ask="admit")[0] == {}
+        assert ask(first, ask="jobs")[0] == {"jobs": ["job"]}
+    finally:
+        server.close()
+
+
 FILES = ("model.safetensors", "start.safetensors", JOB, ORDER)
 
 
