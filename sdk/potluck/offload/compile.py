@@ -14,7 +14,8 @@ from potluck.offload.plan.lowering import DEVICE, LoweredRequest, SentPart, Shar
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.rows.tiles import Interval, TensorSlice, part_type
 from potluck.records import HOME, Segment
-from potluck.run.compiled_plan import Request, StagePiece, request
+from potluck.run.compiled_plan import Request, request
+from potluck.run.stage_pieces import StagePiece
 from potluck.schedule.program_builder import (
     Annotation,
     Compiled,

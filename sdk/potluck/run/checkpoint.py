@@ -148,7 +148,7 @@ def _schedule(metadata: Mapping[str, str], path: Path) -> SchedulePlace | None:
         return None
     found = SchedulePlace(**_table(metadata, "schedule", path))
     is_sound = holds(found, SchedulePlace) and found.every in (STEP, EPOCH)
-    if not is_sound or not 0 <= found.began <= MAX_STEP:
+    if not is_sound or not -MAX_STEP <= found.began <= MAX_STEP:
         raise ValueError(f"its schedule cannot be {found!r:.200}")
     return found
 

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.errors import ModelError, PlanError
-from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
+from potluck.errors import PlanError
+from potluck.graph.backends import WEIGHT_COPIES, kind_on
 from potluck.graph.traced import Type
 from potluck.records import Plan, Problem, Segment, Stage
+from potluck.run.stage_pieces import StagePiece, check_layers, cut
 from potluck.run.weight_update import Update
 from potluck.schedule import (
     FOLLOW,
@@ -30,13 +31,8 @@ from potluck.schedule.micro_batches import as_divided, check_company, check_whol
 from potluck.schedule.policies import Policy, Times, policy
 from potluck.schedule.step_update import StepUpdate
 from potluck.simulate import simulate
-from potluck_wire.graph import FLOATS, Parameter
-from potluck_wire.limits import (
-    MAX_BUFFER_BYTES,
-    MAX_DOCUMENT_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_MESSAGE_BYTES,
-)
+from potluck_wire.graph import Parameter
+from potluck_wire.limits import MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 from potluck_wire.optimizers import LOSS_SCALE, SCALARS
 
@@ -49,100 +45,6 @@ PUSH = "push"
 PULL = "pull"
 MOVE = "move"
 MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
-_ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePiece:
-    """One stage's piece of the model: the segment, its documents by kind, and its state (`weights`
-    by name).
-
-    `weight_source`: the segment, as programs name it, whose state it has instead.
-    """
-
-    segment: Segment
-    documents: Mapping[str, bytes]
-    weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
-    # the parameters among them that are trained
-    trained: Mapping[str, Type] = field(default_factory=dict)
-    # of micro-batches: what a forward changes and no mean over replicas brings in step
-    counters: tuple[str, ...] = ()
-    weight_source: str = ""
-
-
-def check_layers(model: Any, plan: Plan) -> None:
-    """Refuse a plan that has another number of layers than the model.
-
-    Raises
-    ------
-    PlanError
-        The numbers differ.
-    """
-    n_layers = len(model.layers(plan.training))
-    if plan.stages[-1].stop != n_layers:
-        raise PlanError(
-            f"the plan has {plan.stages[-1].stop} layers, the model {n_layers}.",
-            next_step="Profile this model and plan again.",
-        )
-
-
-def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[StagePiece, ...]:
-    """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take.
-
-    Parameters
-    ----------
-    model
-        What is cut.
-    plan
-        Where.
-    kinds
-        Per device, "aten" or "onnx".
-    """
-    return tuple(_piece(model, stage, plan.training, kinds) for stage in plan.stages)
-
-
-def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -> StagePiece:
-    segment, graph = model.segment(stage.start, stage.stop, train=training)
-    documents = {}
-    for kind, device in {kinds[device]: device for device in stage.devices}.items():
-        documents[kind] = document = document_for(
-            model, device, kind, stage.start, stage.stop, train=training
-        )
-        if len(document) > MAX_BUFFER_BYTES:
-            raise ModelError(
-                f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
-                f"at most {MAX_BUFFER_BYTES} can be sent.",
-                next_step="Cut the model into more stages.",
-            )
-    sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
-    return StagePiece(
-        segment=segment,
-        documents=documents,
-        weights=sizes,
-        trained={
-            item.name: Type(dtype=item.dtype, shape=item.shape)
-            for item in graph.parameters
-            if item.trainable
-        },
-        counters=tuple(
-            item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS
-        ),
-    )
-
-
-def _nbytes(item: Any) -> int:
-    n = _ITEM_BYTES.get(item.dtype, 1)
-    for size in item.shape:
-        n *= size
-    return n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ def deploy(
     )
     engine.patience_s = patience_s if plan.training else 0.0
     engine.recovery = recovery
+    engine.source = source if plan.training else None
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")

@@ -19,7 +19,7 @@ from potluck.run.optimizers import Optimizer
 from potluck.run.pacing import Pacing
 from potluck.run.recovery import surviving
 from potluck.run.rejoin import Rejoin
-from potluck.run.update_source import UpdateRequest, UpdateSource, in_use
+from potluck.run.update_source import UpdateRequest, UpdateSource, has_begun, in_use
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
 from potluck.simulate.predict import IN_FLIGHT
@@ -157,10 +157,10 @@ class FitCall:
         """Take over what is asked of the rule of its steps."""
         engine = self._engine
         before = in_use(engine)
-        source = self.request.over(engine.model, before)
+        begun = has_begun(engine)
+        source = self.request.over(engine.model, before, has_begun=begun)
         is_new = source.torchs is not None and source.torchs is not before.torchs
-        has_begun = engine.source is not None or engine.step > engine.first_step
-        afresh = is_new and has_begun and not self._resumes
+        afresh = is_new and begun and not self._resumes
         self._source = source
         if source.update != engine.compiled_plan.optimizer or afresh:
             surviving(engine, lambda: self._take(source, afresh=afresh))
@@ -171,7 +171,8 @@ class FitCall:
                 "one has none."
             )
         saved = engine.resumed_schedule or (before.place if self._resumes else None)
-        source.catch_up(engine.next_step, self._stream.position.epoch, saved)
+        stood = engine.positions.get(engine.next_step, self._stream.position)
+        source.catch_up(engine.next_step, self._stream.position.epoch, saved, stood=stood.epoch)
         engine.resumed_schedule = None
         self._place()
 

@@ -43,7 +43,7 @@ from potluck.run.run_file import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
 from potluck.run.snapshots import Protection
 from potluck.run.state_transfer import DeployedWeights
-from potluck.run.update_source import STEP, UpdateRequest, in_use
+from potluck.run.update_source import STEP, UpdateRequest, has_begun, in_use
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
 from potluck.sessions.link import SessionLink
@@ -352,7 +352,7 @@ class Run(Watched):
             ema=ema,
         )
         # what is wrong with them is told here
-        request.over(engine.model, in_use(engine))
+        request.over(engine.model, in_use(engine), has_begun=has_begun(engine))
         watching = FitCallbacks(
             on_step=on_step, on_epoch=on_epoch, log=log, save_to=save_to, save_every=save_every
         )

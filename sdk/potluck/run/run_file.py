@@ -52,7 +52,7 @@ def checkpoint_of(
         moments=dict(state.moments),
         unused=engine.model.unused_state() | engine.unused_of_file,
         position=positions.get(state.step),
-        schedule=source.place if source is not None else None,
+        schedule=engine.resumed_schedule or (source.place if source is not None else None),
     )
 
 

@@ -40,7 +40,7 @@ _ONE_VALUE = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePlace:
     """A scheduler of class `name` goes on with `every` step or epoch, and began at number `began`
-    of them.
+    of them: below zero where it had gone on before the first step, or the first epoch of a `fit`.
     """
 
     name: str
@@ -102,7 +102,7 @@ class UpdateSource:
         """
         return UpdateSource(update, self.torchs, schedule, every, self._members)
 
-    def read_again(self, model: Any) -> "UpdateSource":
+    def read_again(self, model: Any, *, has_begun: bool) -> "UpdateSource":
         """The user's optimizer as it is now, where its groups, or settings that decide what is
         computed, are others than those that devices know.
 
@@ -110,6 +110,8 @@ class UpdateSource:
         ----------
         model
             Whose weights it is for.
+        has_begun
+            Steps were taken, of which something may be kept.
 
         Raises
         ------
@@ -121,7 +123,7 @@ class UpdateSource:
         groups = groups_of(model, self.torchs)
         update = replace(self.update, optimizer=groups[0].optimizer, groups=_needed(groups))
         check_steps(update.optimizers, [parameter.dtype for parameter in model.trained])
-        if not keep_alike(update, self.update):
+        if has_begun and not keep_alike(update, self.update):
             raise UserError(
                 "the optimizer was changed so that it keeps something else of each weight.",
                 next_step="Make a new one, which begins without anything kept.",
@@ -224,7 +226,7 @@ class UpdateSource:
             name=type(self._schedule).__name__, every=self._every, began=self._began
         )
 
-    def catch_up(self, step: int, epoch: int, saved: "SchedulePlace | None") -> None:
+    def catch_up(self, step: int, epoch: int, saved: "SchedulePlace | None", *, stood: int) -> None:
         """A scheduler that is new goes on where that of the saved run stood.
 
         Parameters
@@ -233,6 +235,8 @@ class UpdateSource:
             The next ones.
         saved
             Of the run that this one goes on with; None: a run that begins, or has no scheduler.
+        stood
+            The epoch of that run, which another `fit` may count anew.
         """
         place, now = self.place, step if self._every == STEP else epoch
         if place is None or not is_scheduler(self._schedule):
@@ -240,7 +244,7 @@ class UpdateSource:
         made = steps_made(self._schedule)
         is_same = saved is not None and (saved.name, saved.every) == (place.name, place.every)
         if saved is not None and is_same and not made:
-            for _ in range(now - saved.began):
+            for _ in range((step if self._every == STEP else stood) - saved.began):
                 self._go_on(self._every)
         self._began = now - steps_made(self._schedule)
 
@@ -371,6 +375,17 @@ def in_use(engine: "RunEngine") -> UpdateSource:
     return engine.source or UpdateSource(replace(engine.compiled_plan.optimizer, rated=()))
 
 
+def has_begun(engine: "RunEngine") -> bool:
+    """Whether a step was handed out, of this run and not of one that it goes on with.
+
+    Parameters
+    ----------
+    engine
+        Of a run that trains.
+    """
+    return engine.next_step > engine.first_step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
     """What a call of `fit` says of the rule of its steps; None: as it is in use."""
@@ -383,7 +398,7 @@ class UpdateRequest:
     clip_value: float | None = None
     ema: float | None = None
 
-    def over(self, model: Any, before: UpdateSource) -> UpdateSource:
+    def over(self, model: Any, before: UpdateSource, *, has_begun: bool) -> UpdateSource:
         """The source of the steps of this call. A new optimizer begins without what is not given
         beside it.
 
@@ -393,6 +408,8 @@ class UpdateRequest:
             Whose weights it is for.
         before
             The one in use.
+        has_begun
+            Steps were taken with it.
 
         Raises
         ------
@@ -420,7 +437,9 @@ class UpdateRequest:
         _check_own(self.schedule, before.torchs)
         if "clip_norm" in given or "clip_value" in given:
             given = {"clip_norm": None, "clip_value": None, **given}
-        source = before if optimizer is None else before.read_again(model)
+        source = before
+        if optimizer is not None:
+            source = before.read_again(model, has_begun=has_begun)
         update = replace(source.update, **given)
         if self.schedule is None:
             return source.with_update(update)
