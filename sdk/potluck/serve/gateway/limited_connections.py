@@ -25,6 +25,14 @@ class LimitedConnections:
         self._open: dict[Who, socket.socket] = {}
         self._lock = threading.RLock()
 
+    @property
+    def n_leaving(self) -> int:
+        """Connections that had to leave and are not closed yet: each has its descriptor, and what
+        TLS keeps for it.
+        """
+        with self._lock:
+            return len(self._open) - len(self._limit)
+
     def come(self, who: Who, connection: socket.socket) -> bool:
         """Whether this one is let in; for it, whoever has asked nothing for the longest may have
         to leave.

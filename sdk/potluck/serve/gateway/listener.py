@@ -13,6 +13,7 @@ from potluck.serve.gateway.limited_connections import LimitedConnections
 
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
+MAX_LEAVING = 64  # and are not closed yet; nobody comes in meanwhile
 
 
 class LimitedConnection(socket.socket):
@@ -59,8 +60,11 @@ class Listener(socket.socket):
         Raises
         ------
         BlockingIOError
-            Nobody else is there.
+            Nobody else is there; or those that had to leave are to be closed first, as who comes
+            faster than others are closed would take every descriptor.
         """
+        if self.connections.n_leaving >= MAX_LEAVING:
+            raise BlockingIOError
         for _ in range(MAX_TURNED_AWAY):
             try:
                 accepted, address = super().accept()

@@ -140,6 +140,7 @@ class Gateway:
             loop.run_until_complete(self._server.serve(sockets=[self._listener]))
         finally:
             self._listener.connections.close_all()
+            loop.run_until_complete(_end_handshakes())
             loop.close()
 
     # --- who comes and goes, in the server's thread -----------------------------------------------
@@ -199,6 +200,14 @@ class _GatewayServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         self._listener.connections.sweep()
         return await super().on_tick(counter)
+
+
+async def _end_handshakes() -> None:
+    """Those under way; each would be told on the terminal as destroyed."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

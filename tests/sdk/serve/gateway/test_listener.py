@@ -3,12 +3,12 @@
 import os
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from potluck.serve.gateway.connection_limit import ConnectionLimit
-from potluck.serve.gateway.listener import Listener
+from potluck.serve.gateway.listener import MAX_LEAVING, Listener
 
 
 def listening(limit):
@@ -65,6 +65,26 @@ def test_when_all_have_asked_the_next_one_is_closed_at_once():
             assert accepted(listener) == []
             assert late.recv(1) == b""
         guest.close()
+
+
+def test_who_comes_faster_than_others_are_closed_takes_no_more_descriptors():
+    """Half a handshake of TLS each: 8,000 of them in 20 s had 8,000 descriptors and 2 GB."""
+    with listening(ConnectionLimit(max_open=2)) as listener, ExitStack() as stack:
+        guests = []
+        for _ in range(3 * MAX_LEAVING):
+            stack.enter_context(client(listener))
+            guests += accepted(listener)
+        assert len(guests) == 2 + MAX_LEAVING
+        for _ in range(MAX_LEAVING):  # each that is closed lets in one that waits
+            guests.pop(0).close()
+            (late,) = accepted(listener)
+            guests.append(late)
+        for each in guests:
+            each.close()
+        guests = accepted(listener)
+        assert len(guests) == 2 * MAX_LEAVING - 2 - MAX_LEAVING
+        for each in guests:
+            each.close()
 
 
 def test_a_sweep_parts_from_who_asks_nothing():

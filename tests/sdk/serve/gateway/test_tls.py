@@ -2,10 +2,12 @@
 learns or stops anything.
 """
 
+import gc
 import http.client
 import json
 import socket
 import ssl
+from contextlib import ExitStack
 
 import pytest
 from tests.sdk.serve.gateway.test_gateway import rows
@@ -17,7 +19,7 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("tritonclient.http")
-pytest.importorskip("potluck.serve.gateway.server")
+Gateway = pytest.importorskip("potluck.serve.gateway.server").Gateway
 LONG_S = 120.0
 TOKEN = "t0ken"
 HELD = {"Authorization": f"Bearer {TOKEN}"}
@@ -118,6 +120,24 @@ def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance,
             pass
         assert b"HTTP" not in received
         assert b"potluck" not in received
+
+
+def test_an_entrance_that_is_closed_ends_handshakes_without_a_word(tmp_path, capsys):
+    """Hundreds of half ones filled the terminal with tasks that were destroyed."""
+    certificate, key = certified(tmp_path)
+    with ExitStack() as stack:
+        with Gateway(dict, token=TOKEN, certificate=certificate, key=key) as gateway:
+            for _ in range(9):
+                address = ("127.0.0.1", gateway.port)
+                stranger = stack.enter_context(socket.create_connection(address, TIMEOUT_S))
+                stranger.sendall(STRANGERS["half a hello"])
+            trusting = ssl.create_default_context(cafile=str(certificate))
+            last = http.client.HTTPSConnection(*address, timeout=TIMEOUT_S, context=trusting)
+            last.request("GET", "/v2")
+            assert last.getresponse().status == 401  # so all others are in
+            last.close()
+        gc.collect()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
