@@ -25,7 +25,14 @@ BUILD = ROOT / "build" / "arm64"
 PACKAGES = ("python3", "libstdc++6", "libgomp1")
 EMULATOR = "qemu-user-static"
 WHEELS = (
-    *("msgpack>=1.2.1", "psutil>=6", "pyzmq>=27.3", "spake2>=0.9", "zeroconf>=0.150"),
+    *(
+        "jeepney>=0.8",
+        "msgpack>=1.2.1",
+        "psutil>=6",
+        "pyzmq>=27.3",
+        "spake2>=0.9",
+        "zeroconf>=0.150",
+    ),
     *("numpy>=1.26", "onnx>=1.17", "onnxruntime==1.27.0"),
 )
 PYTHON = BUILD / "python"

@@ -1,5 +1,5 @@
 """Whether the device may take part: the owner's rules are looked at every few seconds, and whoever
-ends the agent is heard.
+ends the agent, or lets the machine sleep, is heard.
 """
 
 import signal
@@ -13,14 +13,20 @@ from potluck_agent import owner_rules
 from potluck_agent.errors import AgentError
 from potluck_agent.meters import conditions
 from potluck_agent.owner_rules import NO_RULES, Broken, DeviceConditions, OwnerRules
+from potluck_agent.system_sleep import SystemSleep
 
 LOOK_S = 2.0  # some files of /sys, well under a millisecond
+SLEEP = "sleep"
 
 
 class Loop(Protocol):
     """What is told: `net.event_loop.EventLoop`."""
 
     stopping: bool
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something of a notebook is here."""
 
     def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
         """The device has to leave."""
@@ -51,15 +57,23 @@ class Availability:
         For so long what is under way may move elsewhere.
     read
         How the device is now.
+    sleep
+        What the system says of its sleep.
     """
 
     def __init__(
-        self, loop: Loop, rules: OwnerRules, drain_s: float, read: Callable[[], DeviceConditions]
+        self,
+        loop: Loop,
+        rules: OwnerRules,
+        drain_s: float,
+        read: Callable[[], DeviceConditions],
+        sleep: SystemSleep,
     ) -> None:
         self._loop = loop
         self._rules = rules
         self._drain_s = drain_s
         self._read = read
+        self._sleep = sleep
         self._broken: Broken = {}
         self._looked_s = float("-inf")
         self._n_asked = self._n_told = 0
@@ -69,15 +83,28 @@ class Availability:
         if self._n_asked > self._n_told:
             self._n_told = self._n_asked
             self._loop.leave("it was told to end", self._drain_s, for_good=True)
-        if now_s - self._looked_s < LOOK_S or self._rules == NO_RULES:
-            return
-        self._looked_s = now_s
         before = self._broken
-        self._broken = owner_rules.broken(self._rules, self._read(), before)
+        self._broken = {**self._rules_broken(now_s), **self._about_to_sleep()}
         if self._broken and self._broken.keys() != before.keys():
-            self._loop.leave(owner_rules.reason(self._broken), self._drain_s)
+            most_s = self._sleep.delay_s if SLEEP in self._broken else self._drain_s
+            self._loop.leave(owner_rules.reason(self._broken), min(self._drain_s, most_s))
         elif before and not self._broken:
             self._loop.stay()
+
+    def _rules_broken(self, now_s: float) -> Broken:
+        before = {rule: why for rule, why in self._broken.items() if rule != SLEEP}
+        if now_s - self._looked_s < LOOK_S or self._rules == NO_RULES:
+            return before
+        self._looked_s = now_s
+        return owner_rules.broken(self._rules, self._read(), before)
+
+    def _about_to_sleep(self) -> Broken:
+        """The system waits until nothing is here any more, or its patience ends."""
+        if not self._sleep.look():
+            return {}
+        if SLEEP in self._broken and not self._loop.is_used:
+            self._sleep.allow()
+        return {SLEEP: "this machine goes to sleep"}
 
     def end(self) -> None:
         """Leave for good; asked a second time, the agent ends at once."""
@@ -93,8 +120,10 @@ class Availability:
             signal.signal(number, lambda *_: self.end())
 
 
-def of(loop: Loop, rules: OwnerRules, drain_s: float, root: Path) -> Availability:
+def of(
+    loop: Loop, rules: OwnerRules, drain_s: float, root: Path, sleep: SystemSleep
+) -> Availability:
     """By the sensors of this machine; it is looked at once at the start already."""
-    found = Availability(loop, rules, drain_s, lambda: conditions.read(root))
+    found = Availability(loop, rules, drain_s, lambda: conditions.read(root), sleep)
     found.look(time.monotonic())
     return found
