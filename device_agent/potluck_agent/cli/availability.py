@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from potluck_agent import owner_rules
+from potluck_agent.cli.options import Options
 from potluck_agent.errors import AgentError
 from potluck_agent.meters import conditions
 from potluck_agent.owner_rules import NO_RULES, Broken, DeviceConditions, OwnerRules
@@ -24,9 +25,8 @@ class Loop(Protocol):
 
     stopping: bool
 
-    @property
-    def is_used(self) -> bool:
-        """Whether something of a notebook is here."""
+    def state(self) -> dict[str, Any]:
+        """What goes on: `runs` are those of notebooks."""
 
     def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
         """The device has to leave."""
@@ -102,7 +102,7 @@ class Availability:
         """The system waits until nothing is here any more, or its patience ends."""
         if not self._sleep.look():
             return {}
-        if SLEEP in self._broken and not self._loop.is_used:
+        if SLEEP in self._broken and not self._loop.state()["runs"]:
             self._sleep.allow()
         return {SLEEP: "this machine goes to sleep"}
 
@@ -120,10 +120,15 @@ class Availability:
             signal.signal(number, lambda *_: self.end())
 
 
-def of(
-    loop: Loop, rules: OwnerRules, drain_s: float, root: Path, sleep: SystemSleep
-) -> Availability:
-    """By the sensors of this machine; it is looked at once at the start already."""
-    found = Availability(loop, rules, drain_s, lambda: conditions.read(root), sleep)
+def of(loop: Loop, chosen: Options) -> Availability:
+    """By the sensors of this machine and what its system says; it is looked at once at the start
+    already. Agents that a notebook has on its own machine do not keep that from sleeping.
+    """
+    sleep = SystemSleep(watched=chosen.scratch is None)
+
+    def read() -> DeviceConditions:
+        return conditions.read(chosen.system_root)
+
+    found = Availability(loop, chosen.rules, chosen.drain_s, read, sleep)
     found.look(time.monotonic())
     return found

@@ -16,7 +16,6 @@ from potluck_agent.cli.descriptors import check_descriptors
 from potluck_agent.cli.machine_facts import meter_and_facts
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
-from potluck_agent.system_sleep import SystemSleep
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
 
@@ -109,14 +108,12 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     except AgentError:
         net.close()
         raise
-    tunnel, sleep = _tunnel(chosen, net, journal), None
+    tunnel = _tunnel(chosen, net, journal)
     try:
         code = new_code() if chosen.pair else ""
         if code:
             net.pairing.open(code, time.monotonic())
-        # agents of a notebook on this machine would keep it from sleeping for nobody's sake
-        sleep = SystemSleep(watched=chosen.scratch is None)
-        presence = availability.of(net, chosen.rules, chosen.drain_s, chosen.system_root, sleep)
+        presence = availability.of(net, chosen)
         presence.handle_signals()
         status = _status(chosen, identity, net, log.path, tunnel)
         journal.began(status())
@@ -128,8 +125,6 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     finally:
         if tunnel is not None:
             tunnel.close()
-        if sleep is not None:
-            sleep.close()
         net.close()
         claim.release()
         if announcement is not None:

@@ -259,11 +259,6 @@ class EventLoop:
         self._journal.stays()
         self._feed(MayStay())
 
-    @property
-    def is_used(self) -> bool:
-        """Whether a run of a notebook is here."""
-        return bool(self._core.state()["runs"])
-
     def state(self) -> dict[str, Any]:
         """What goes on, for the owner who asks."""
         return view(self._core, self._owners)
