@@ -171,13 +171,15 @@ def varying(graph: onnx.GraphProto) -> frozenset[str]:
 def _by_rows(model: onnx.ModelProto, moving: frozenset[str], run: TrialRun) -> frozenset[str]:
     """Values that count rows. What is made of something that all rows have in common, such as the
     scale of `DynamicQuantizeLinear`, does not, however little a trial shows of it: what is made of
-    the data and has a shape without rows, and what one operator mixes, tried alone.
+    the data and has a shape without rows, and what one operator mixes, as was seen or tried alone.
     """
     values = run.values
     mixed = {name for name in moving & values.keys() if len({*values[name].shapes}) == 1}
-    mixed |= mixed_by_one_operator(
-        model, {name: values[name] for name in moving & values.keys() if values[name].is_by_rows}
-    )
+    with_rows = {n: v for n in moving if (v := values.get(n)) and v.rows_dim is not None}
+    mixed |= mixed_by_one_operator(model, with_rows)
+    for node in model.graph.node:
+        if KIND_OF[node.op_type] != "shape" and {*node.input} & moving <= with_rows.keys() | mixed:
+            mixed |= ({*node.output} & moving & values.keys()) - with_rows.keys()
     for node in model.graph.node:
         if mixed & {*node.input, *node.output}:
             mixed |= {*node.output}
@@ -257,10 +259,10 @@ def _run(model: onnx.ModelProto, moving: frozenset[str], file: str) -> TrialRun:
     )
 
 
-def _sized(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
+def _sized(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...], int]:
     kind = value.type.tensor_type
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return value.name, dtype.name, (1, *(dim.dim_value for dim in kind.shape.dim[1:]))
+    return value.name, dtype.name, (1, *(dim.dim_value for dim in kind.shape.dim[1:])), 0
 
 
 def _type(seen: TrialValue) -> Type:

@@ -40,13 +40,18 @@ _NUMBERS = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class TrialValue:
-    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and whether
-    these parts make up the whole.
+    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and the
+    dimension along which these parts make up the whole; None where they do not.
     """
 
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
-    is_by_rows: bool
+    rows_dim: int | None
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether its first dimension counts rows."""
+        return self.rows_dim == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class TrialRun:
 
 def run_apart(
     model: bytes,
-    inputs: Iterable[tuple[str, str, tuple[int, ...]]],
+    inputs: Iterable[tuple[str, str, tuple[int, ...], int]],
     *,
     watched: Iterable[str],
     still: Iterable[str] = (),
@@ -76,7 +81,7 @@ def run_apart(
     model
         An ONNX model whose outputs are `watched`.
     inputs
-        Name, type and shape at one row of each.
+        Of each its name, its type, its shape at one row, and the dimension that counts rows.
     watched
         The names of its outputs.
     still
@@ -129,8 +134,8 @@ def _read(output: IO[bytes], file: str) -> TrialRun:
         if "error" in header:
             raise ModelError(f"onnxruntime cannot run it: {quoted(header['error'], 240)}")
         values = {
-            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows)
-            for name, dtype, shapes, is_by_rows in header["values"]
+            name: TrialValue(dtype, tuple(map(tuple, shapes)), rows_dim)
+            for name, dtype, shapes, rows_dim in header["values"]
         }
         arrays = (_array(output, dtype, shape) for dtype, shape in header["arrays"])
         still = dict(zip(header["still"], arrays, strict=False))
@@ -231,14 +236,14 @@ def _keep_within(memory_bytes: int, output_bytes: int, lasts_s: int) -> None:
 def _runs(session: Any, order: dict[str, Any]) -> "Iterator[dict[str, Array]]":
     """Every value, on three rows, on the first of them, and on the other two."""
     inputs = {
-        name: _example(dtype, [ROWS * shape[0], *shape[1:]], seed)
-        for seed, (name, dtype, shape) in enumerate(order["inputs"])
+        name: _example(dtype, [*shape[:dim], ROWS * shape[dim], *shape[dim + 1 :]], seed)
+        for seed, (name, dtype, shape, dim) in enumerate(order["inputs"])
     }
     names = order["watched"]
     for start, stop in ((0, ROWS), (0, PART), (PART, ROWS)):
         fed = {
-            name: inputs[name][start * shape[0] : stop * shape[0]]
-            for name, _, shape in order["inputs"]
+            name: inputs[name][(*[slice(None)] * dim, slice(start * shape[dim], stop * shape[dim]))]
+            for name, _, shape, dim in order["inputs"]
         }
         yield fed | dict(zip(names, session.run(names, fed), strict=True))
 
@@ -254,30 +259,35 @@ def _example(dtype: str, shape: list[int], seed: int) -> "Array":
 
 def _seen(
     name: str, runs: "tuple[dict[str, Array], ...]"
-) -> tuple[str, str, list[tuple[int, ...]], bool]:
+) -> tuple[str, str, list[tuple[int, ...]], int | None]:
     arrays = [run[name] for run in runs]
     if any(getattr(getattr(a, "dtype", None), "kind", "O") not in _NUMBERS for a in arrays):
         raise ValueError(f"the value {name} is not made of numbers")
     if len({array.ndim for array in arrays}) > 1:
         raise ValueError(f"the number of dimensions of {name} depends on the batch")
     shapes = [array.shape for array in arrays]
-    return name, arrays[0].dtype.name, shapes, _is_by_rows(*arrays)
+    return name, arrays[0].dtype.name, shapes, _rows_dim(*arrays)
 
 
-def _is_by_rows(full: "Array", first: "Array", second: "Array") -> bool:
+def _rows_dim(full: "Array", first: "Array", second: "Array") -> int | None:
     import numpy as np
 
-    if full.ndim == 0 or first.ndim == 0 or first.shape[0] == 0:
-        return False
-    k = first.shape[0]
-    shapes = [(k * rows, *first.shape[1:]) for rows in (ROWS, PART, ROWS - PART)]
-    if [full.shape, first.shape, second.shape] != shapes:
-        return False
-    joined = np.concatenate([first, second]).astype(np.float64)
+    dims = [
+        i for i, sizes in enumerate(zip(full.shape, first.shape, strict=True)) if len({*sizes}) > 1
+    ]
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    sizes = [array.shape[dim] for array in (full, first, second)]
+    others = {(*array.shape[:dim], *array.shape[dim + 1 :]) for array in (full, first, second)}
+    if len(others) > 1 or sizes != [first.shape[dim] * n for n in (ROWS, PART, ROWS - PART)]:
+        return None
+    joined = np.concatenate([first, second], dim).astype(np.float64)
     scale = float(
         np.abs(np.nan_to_num(full.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
     )
-    return bool(np.allclose(full, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
+    tolerance = {"rtol": _TOLERANCE, "atol": _TOLERANCE * scale}
+    return dim if np.allclose(full, joined, equal_nan=True, **tolerance) else None
 
 
 if __name__ == "__main__":

@@ -368,6 +368,50 @@ def test_an_operator_that_mixes_rows_is_refused_though_no_trial_shows_it(
         Model.from_onnx(saved(tmp_path, model))
 
 
+HIDDEN = "a = Sub(x, large) b = Relu(a)"
+ROWS_SECOND = "d = Transpose<perm=[1, 0, 2, 3]>(b)"
+ROWS_LAST = "d = Transpose<perm=[1, 2, 3, 0]>(b)"
+HARD_TO_TRY = {
+    "beside one that takes no made-up indices": f"{HIDDEN} i = Cast<to=7>(b) "
+    "t = Gather(table, i) s = Cast<to=1>(t) d = CumSum(b, first) c = Add(d, s)",
+    "by indices of its own": f"{HIDDEN} i = Cast<to=7>(b) c = GatherElements<axis=0>(b, i)",
+    "with rows in the second place": f"{HIDDEN} {ROWS_SECOND} e = CumSum(d, second) "
+    "c = Transpose<perm=[1, 0, 2, 3]>(e)",
+    "hidden behind it": "d = CumSum(x, first) a = Sub(d, large) c = Relu(a)",
+    "hidden while rows are in the second place": "d = Transpose<perm=[1, 0, 2, 3]>(x) "
+    "a = Sub(d, large) b = Relu(a) e = CumSum(b, second) c = Transpose<perm=[1, 0, 2, 3]>(e)",
+    "a window over rows": f"{HIDDEN} {ROWS_LAST} "
+    "e = AveragePool<kernel_shape=[1, 3], pads=[0, 1, 0, 1], count_include_pad=1>(d) "
+    "c = Transpose<perm=[3, 0, 1, 2]>(e)",
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("how", HARD_TO_TRY)
+def test_each_operator_that_mixes_rows_is_seen_for_itself(how, tmp_path):
+    """Whatever others need, and in whichever dimension the rows are."""
+    model = parsed(
+        f"{HARD_TO_TRY[how]} y = Add(x, c)",
+        large=np.float32(50),
+        table=np.zeros(1, np.float32),
+        second=np.int64(1),
+        **WHOLE_NUMBERS,
+    )
+    with pytest.raises(ModelError, match=r"y does not hold one result"):
+        Model.from_onnx(saved(tmp_path, model))
+
+
+@pytest.mark.long
+def test_rows_in_another_dimension_stay_apart_where_operators_keep_them_so(tmp_path):
+    model = parsed(
+        f"{HIDDEN} {ROWS_SECOND} e = Softmax<axis=2>(d) f = CumSum(e, first) "
+        "c = Transpose<perm=[1, 0, 2, 3]>(f) y = Add(x, c)",
+        large=np.float32(50),
+        first=np.int64(0),
+    )
+    assert Model.from_onnx(saved(tmp_path, model)).layers()
+
+
 def test_what_has_a_value_s_type_alone_is_not_made_of_its_rows(tmp_path):
     model = parsed("a = CastLike(two, x) y = Mul(x, a)", two=np.int64(2))
     assert Model.from_onnx(saved(tmp_path, model)).layers()
