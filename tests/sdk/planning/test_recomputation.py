@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise, product
 from math import inf
 
 import pytest
@@ -14,8 +15,9 @@ from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
 from potluck.planning.recomputation import recomputation_notes
+from potluck.planning.scenario import only
 from potluck.planning.search.recomputation import starts
-from potluck.records import Device, Inference, Training
+from potluck.records import Device, Inference, Plan, Stage, Training
 from potluck.simulate import cost, footprint
 
 N_SEEDS = 12
@@ -139,3 +141,53 @@ def test_what_is_impossible_says_so_only_of_what_was_tried():
     with pytest.raises(Infeasible) as caught:
         make_plans(home_of(3, part=0.01))
     assert "recompute" not in str(caught.value)  # a layer fits nowhere: nothing was searched
+
+
+def alone_in_parts(problem):
+    """Seconds of the best way to cut the layers of one device, each part keeping or computing
+    again.
+    """
+    (device,) = problem.devices
+    (rows,) = {problem.workload.micro_batch}
+    n_layers, least_s = len(problem.layers), inf
+    for cuts in product((False, True), repeat=n_layers - 1):
+        bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), n_layers]
+        for ways in product((False, True), repeat=len(bounds) - 1):
+            stages = tuple(
+                Stage(start=a, stop=b, devices=(device.name,), shares=(rows,), recompute=again)
+                for (a, b), again in zip(pairwise(bounds), ways, strict=True)
+            )
+            n_micro_batches = problem.workload.batch // rows
+            plan = Plan(
+                planner="oracle",
+                model=problem.model,
+                stages=stages,
+                micro_batch=rows,
+                n_micro_batches=n_micro_batches,
+            )
+            judged = judge(problem, plan)
+            if not breaches(problem, judged):
+                least_s = min(least_s, judged.latency_s)
+    return least_s
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(8))
+def test_no_more_layers_of_a_device_recompute_than_have_to(seed):
+    problem, rng = home_of(seed, part=1.0), random.Random(seed)
+    layers = tuple(
+        replace(layer, activation_bytes=layer.output_bytes * rng.choice([2, 8, 30]))
+        for layer in problem.layers[:4]
+    )
+    costs = {name: of[: len(layers)] for name, of in problem.costs.items()}
+    problem = only(replace(problem, layers=layers, costs=costs), (problem.devices[0].name,))
+    needs = [
+        footprint.memory_bytes(
+            cost.CostTable(problem, recomputes=again), 0, len(layers), 4, warm_up=1
+        )
+        for again in (True, False)
+    ]
+    memory_bytes = int(needs[0] + rng.uniform(0.2, 0.9) * (needs[1] - needs[0]))
+    (device,) = problem.devices
+    problem = replace(problem, devices=(replace(device, memory_bytes=memory_bytes),))
+    assert best_s(problem) <= alone_in_parts(problem) * 1.01

@@ -18,6 +18,7 @@ from potluck.schedule.policies import warm_up_depth, warm_ups_of_rows
 from potluck.simulate import cost, footprint
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
+PARTS = 4  # equal parts of a stage, of which the first or the last recompute, or do not
 
 
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
@@ -35,6 +36,8 @@ def near(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     others = _deeper(plan), moved(plan), _shifted(table, plan), _swapped(table, plan)
     yield from _fitting(table, plan, chain(*others))
     yield from _other_micro_batches(table, plan)
+    for stages in _partly_recomputing(table, plan):
+        yield replace(plan, stages=stages)
 
 
 def at_edges(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
@@ -214,11 +217,22 @@ def terminates(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bo
 def _recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """One stage keeps its activations, or computes them again: only where that is asked about."""
     for p, stage in enumerate(plan.stages) if table.recomputes else ():
-        yield (
-            *plan.stages[:p],
-            replace(stage, recompute=not stage.recompute),
-            *plan.stages[p + 1 :],
-        )
+        yield (*plan.stages[:p], _other_way(stage), *plan.stages[p + 1 :])
+
+
+def _partly_recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """The same of the first layers of a stage, or of its last."""
+    for p, stage in enumerate(plan.stages) if table.recomputes else ():
+        n_layers = stage.stop - stage.start
+        for cut in sorted({stage.start + n_layers * part // PARTS for part in range(1, PARTS)}):
+            if cut > stage.start:
+                first, last = replace(stage, stop=cut), replace(stage, start=cut)
+                yield (*plan.stages[:p], _other_way(first), last, *plan.stages[p + 1 :])
+                yield (*plan.stages[:p], first, _other_way(last), *plan.stages[p + 1 :])
+
+
+def _other_way(stage: Stage) -> Stage:
+    return replace(stage, recompute=not stage.recompute)
 
 
 def _limits(table: cost.CostTable, plan: Plan) -> dict[str, int]:
