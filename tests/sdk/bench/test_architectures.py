@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - of torch
 
 SAMPLES = 40
+QUICK = {2, 6, 8, 12, 14, 16, 22, 24, 26, 36}  # below five seconds each: these are in `make test`
 MAX_OPERATORS = 200  # those of more take up to a minute
 
 
@@ -47,8 +48,10 @@ def is_small(architecture):
     return len(called.operators) <= MAX_OPERATORS and not reads
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(SAMPLES))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in range(SAMPLES)],
+)
 def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(number, home):
     pytest.importorskip("transformers")
     from potluck.bench.architecture_trials import tried
