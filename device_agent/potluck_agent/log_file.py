@@ -9,7 +9,7 @@ written. Reports of faults, which are long, are in a file beside it (`fault_log`
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -105,6 +105,14 @@ class LimitedLines:
         limit, now_s = self._limits.setdefault(kind, _Limit(most)), self._now_s()
         n_left_out = limit.begin(now_s) if limit.is_over(now_s) else 0
         return _told(kind, n_left_out), limit.admits()
+
+    def admitted(self, kind: str, text: str) -> Iterator[str]:
+        """What is to be shown where there is one more of this kind."""
+        left_out, is_admitted = self.ask(kind)
+        if left_out:
+            yield left_out
+        if is_admitted:
+            yield text
 
     def left_out(self) -> list[str]:
         """What has to be written at the end."""

@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 LOGIND, AT = "org.freedesktop.login1", "/org/freedesktop/login1"
@@ -66,17 +65,6 @@ class SystemSleep:
         if self._bus is not None:
             self._bus.close()
             self._bus = None
-
-    def __enter__(self) -> "SystemSleep":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _connect(self) -> None:
         from jeepney import MatchRule

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from tests.agent.agents import RawPeer, agent
@@ -158,7 +158,7 @@ def heard(sleep, bus):
 def test_only_logind_is_believed_and_a_bus_that_ends_is_no_fault(bus, logind):
     from jeepney.io.blocking import open_dbus_connection
 
-    with SystemSleep() as sleep, open_dbus_connection("SYSTEM") as stranger:
+    with closing(SystemSleep()) as sleep, open_dbus_connection("SYSTEM") as stranger:
         assert sleep.delay_s == pytest.approx(PART * PATIENCE_S)
         logind.say(True, stranger)
         assert not heard(sleep, stranger)
@@ -172,8 +172,8 @@ def test_only_logind_is_believed_and_a_bus_that_ends_is_no_fault(bus, logind):
 
 
 def test_without_logind_or_without_a_bus_nothing_is_told(bus, monkeypatch):
-    with SystemSleep() as sleep:
+    with closing(SystemSleep()) as sleep:
         assert (sleep.look(), sleep.delay_s) == (False, 0.0)
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nowhere")
-    with SystemSleep() as sleep:
+    with closing(SystemSleep()) as sleep:
         assert not sleep.look()

@@ -74,11 +74,8 @@ class EventLog:
         self._log.warning(kind, text)
 
     def _print(self, kind: str, text: str) -> None:
-        left_out, is_admitted = self._lines.ask(kind)
-        if left_out:
-            self._note(left_out)
-        if is_admitted:
-            self._note(text)
+        for line in self._lines.admitted(kind, text):
+            self._note(line)
 
     def note_state(self, about: str, text: str) -> None:
         """A note of something that lasts, said when it begins or changes; empty: it is over."""

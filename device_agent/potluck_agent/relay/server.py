@@ -306,11 +306,8 @@ class RelayServer:
 
     def _tell(self, name: str, what: str) -> None:
         """A device causes such lines by coming and going."""
-        left_out, is_admitted = self._lines.ask(name)
-        if left_out:
-            self._note(left_out)
-        if is_admitted:
-            self._note(f"{name} {what}")
+        for line in self._lines.admitted(name, f"{name} {what}"):
+            self._note(line)
 
     @staticmethod
     def _close(registered: _Registered) -> None:

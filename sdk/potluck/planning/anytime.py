@@ -42,6 +42,7 @@ from potluck.simulate import cost, direct_simulation
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
+BETTER = 1 - 1e-4  # of the time of a plan: what takes longer is no gain
 FEWEST_TRIES = 6  # where a step has hundreds of micro-batches
 N_STARTS = 8  # plans whose branches are placed anew
 N_APART = 12  # plans with the branches on any devices, of those that may be fastest
@@ -331,7 +332,7 @@ def _best_pipeline(pool: CandidatePool, sizes: Sequence[int]) -> list[Plan]:
 def _twice_changed(pool: CandidatePool, places: StagePlacements) -> Iterator[None]:
     """Next to the best plan, two changes of which the first alone does not pay."""
     before = inf
-    while pool.best < before * (1 - 1e-4):
+    while pool.best < before * BETTER:
         before = pool.best
         for other in [n for plan in pool.ranking()[:1] for n in places.ranked(pool.table, plan)]:
             pool.score(other)
@@ -537,7 +538,7 @@ def improve(
                 tries += 1
                 other = replace(other, planner="potluck")  # whoever made it
                 ours = score_flat_too(pool, other, current)
-                if pool.score(ours) < reached * (1 - 1e-4):
+                if pool.score(ours) < reached * BETTER:
                     better = ours
                     break
                 yield

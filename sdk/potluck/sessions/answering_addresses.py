@@ -4,6 +4,7 @@ and each that does not answer would be waited for.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -63,8 +64,8 @@ def _handshakes(places: Sequence[Place], keys: Keys) -> Iterator[tuple[Place, bo
             monitor = dealer.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             )
-            host = f"[{address.host}]" if ":" in address.host else address.host
-            dealer.connect(f"tcp://{host}:{address.port + OFFSETS[Channel.CONTROL]}")
+            control = replace(address, port=address.port + OFFSETS[Channel.CONTROL])
+            dealer.connect(f"tcp://{control}")
             place_of[monitor] = place
             poller.register(monitor, zmq.POLLIN)
         missing = {key for key, _ in places}

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from potluck.sessions.events import Connect
+from potluck.sessions.events import Address, Connect
 from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire.bounded_receive import MessageReader
 from potluck_wire.dealer_sockets import set_up_dealer
@@ -72,8 +72,8 @@ class AgentConnection:
         socket.probe_router = channel is Channel.DATA
         self.readers[channel], self.inflows[channel] = MessageReader(channel), ConnectionMemory()
         self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
-        port = self.wanted.address.port + OFFSETS[channel]
-        socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        place = Address(host=host, port=self.wanted.address.port + OFFSETS[channel])
+        socket.connect(f"tcp://{place}")
 
     def read(self, channel: Channel) -> list[Any]:
         """The frames of the next message, those of values uncopied; zmq.Again where there is none.

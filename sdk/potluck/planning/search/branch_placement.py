@@ -20,6 +20,7 @@ from potluck.planning.building_blocks.row_levels import allocate_by_level
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.local_search import (
     at_edges,
+    equal_cuts,
     fits,
     floor_s,
     keeping_less,
@@ -37,7 +38,6 @@ MAX_APART = 3000  # plans of a stage for each chain: some 0.2 s
 MAX_HELPING = 5000  # plans of three stages on any devices: some 0.2 s
 WIDENED = (1, 2, 4)  # eighths of a device's rows that one more device takes
 N_SPARES = 4  # devices without a stage that one may get
-PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
 
 
 class StagePlacements:
@@ -338,10 +338,7 @@ class StagePlacements:
 
     def _cuts(self, stage: Stage) -> Sequence[int]:
         inside = [end for end in self.ends if stage.start < end < stage.stop]
-        n_layers = stage.stop - stage.start
-        return inside or sorted(
-            {stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start}
-        )
+        return inside or equal_cuts(stage)
 
     def _made(self, plan: Plan, spans: Sequence[Stage | Span]) -> Plan | None:
         """`plan` with these stages, which recompute as those of `plan` with their first layers, or

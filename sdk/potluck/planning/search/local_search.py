@@ -18,7 +18,7 @@ from potluck.schedule.policies import warm_up_depth, warm_ups_of_rows
 from potluck.simulate import cost, footprint
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
-PARTS = 4  # equal parts of a stage, of which the first or the last recompute, or do not
+PARTS = 4  # equal parts of a stage, between which it may be cut; its cuts are moved later
 
 
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
@@ -223,12 +223,24 @@ def _recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...
 def _partly_recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """The same of the first layers of a stage, or of its last."""
     for p, stage in enumerate(plan.stages) if table.recomputes else ():
-        n_layers = stage.stop - stage.start
-        for cut in sorted({stage.start + n_layers * part // PARTS for part in range(1, PARTS)}):
-            if cut > stage.start:
-                first, last = replace(stage, stop=cut), replace(stage, start=cut)
-                yield (*plan.stages[:p], _other_way(first), last, *plan.stages[p + 1 :])
-                yield (*plan.stages[:p], first, _other_way(last), *plan.stages[p + 1 :])
+        for cut in equal_cuts(stage):
+            first, last = replace(stage, stop=cut), replace(stage, start=cut)
+            yield (*plan.stages[:p], _other_way(first), last, *plan.stages[p + 1 :])
+            yield (*plan.stages[:p], first, _other_way(last), *plan.stages[p + 1 :])
+
+
+def equal_cuts(stage: Stage) -> list[int]:
+    """Layers before which the stage may be cut into equal parts.
+
+    Parameters
+    ----------
+    stage
+        Of one layer it has none.
+    """
+    n_layers = stage.stop - stage.start
+    return sorted(
+        {stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start}
+    )
 
 
 def _other_way(stage: Stage) -> Stage:
