@@ -936,6 +936,14 @@ class FailureCause:
     INTERNAL = "internal"  # a fault in the agent or the worker: see its report
 
 
+ASK_CODES = frozenset(  # of `AskEnded`
+    value
+    for kind in (RefusalCode, FailureCause)
+    for name, value in vars(kind).items()
+    if name.isupper()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
     """One row of the table: `sender` is controller, agent, either, relay, or worker.

@@ -589,7 +589,10 @@ ROWS: dict[str, Row] = {
             "test_services_are_counted",
             "sdk/sessions/test_service_requests:"
             "test_a_device_that_tells_what_cannot_be_loses_its_session "
-            "test_outputs_that_nobody_expects_end_the_session",
+            "test_outputs_that_nobody_expects_end_the_session "
+            "test_a_request_ends_where_one_of_its_inputs_is_not_taken "
+            "test_a_reason_that_is_none_is_not_told_on",
+            "agent/core/test_core_asks:test_a_request_ends_where_one_of_its_inputs_has_no_room",
             "sdk/serve/runtime/test_entrances:"
             "test_a_device_without_time_hands_on_and_the_answer_tells_the_way "
             "test_nobody_is_an_entrance_of_what_has_ended",

@@ -7,10 +7,6 @@ from potluck_wire.limits import STANDING_S
 from potluck_wire.messages import AskEnded, FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal, is_route
 
-CODES = {
-    value for kind in (RefusalCode, FailureCause) for name, value in vars(kind).items()
-    if name.isupper()
-}  # fmt: skip
 REFUSALS = {
     ServeRefusal.TIMED_OUT: RefusalCode.LATE,
     ServeRefusal.OFFLOADED_TOO_OFTEN: RefusalCode.HOPS,
@@ -24,6 +20,7 @@ ELSEWHERE = frozenset(
         RefusalCode.UNKNOWN_RUN,
         RefusalCode.LEAVING,
         RefusalCode.BUSY,
+        RefusalCode.MEMORY,
         RefusalCode.HOPS,
         RefusalCode.INSUFFICIENT,
         FailureCause.PEER_LOST,

@@ -12,7 +12,6 @@ from functools import partial
 from random import Random
 
 from potluck_agent.core.ask_records import (
-    CODES,
     ELSEWHERE,
     REFUSALS,
     SILENT_S,
@@ -30,6 +29,7 @@ from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
 from potluck_wire.limits import ANSWER, ASK, MAX_ASKS, STANDING_S, clip, is_device_name
 from potluck_wire.messages import (
+    ASK_CODES,
     HOME,
     Ask,
     AskEnded,
@@ -382,13 +382,21 @@ class AskExchange:
         if each := table.get((key, value.step)):
             self._fail(each, code, text, now_s)
 
+    def rejected(self, key: str, value: Value, code: str, now_s: float) -> bool:
+        """An input of a request that was handed on was not taken there; whether all of them go to
+        another device now.
+        """
+        is_input = value.program == ASK and not value.run
+        each = self._handed_on.get((key, value.step)) if is_input else None
+        return each is not None and self._is_elsewhere(each, code, now_s)
+
     # --- how they end -----------------------------------------------------------------------------
 
     def _reported(self, each: AskUnderWay, report: AskEnded, now_s: float) -> None:
         """Whom it was handed on to says how it went."""
         is_possible = each.is_possible(report)
         if report.code:
-            code = report.code if report.code in CODES else RefusalCode.STATE
+            code = report.code if report.code in ASK_CODES else RefusalCode.STATE
             each.report = report if is_possible else None
             if not self._is_elsewhere(each, code, now_s):
                 self._fail(each, code, f"{each.to_name}: {report.text}", now_s)

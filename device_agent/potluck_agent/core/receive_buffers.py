@@ -57,10 +57,19 @@ class IncomingValue:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkOutcome:
-    """What one chunk leads to: actions, and the values that are complete now."""
+    """What one chunk leads to: actions, the values that are complete now, and those that are
+    rejected, each with the code and why.
+    """
 
     actions: list[Action] = field(default_factory=list)
     complete: list[IncomingValue] = field(default_factory=list)
+    rejected: list[tuple[Value, str, str]] = field(default_factory=list)
+
+    def add(self, more: "ChunkOutcome") -> None:
+        """What else it leads to."""
+        self.actions += more.actions
+        self.complete += more.complete
+        self.rejected += more.rejected
 
 
 class ReceiveBuffers:
@@ -108,12 +117,11 @@ class ReceiveBuffers:
         if (key, value.transfer) in self._arrivals:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
         if sum(sender == key for sender, _ in self._arrivals) >= MAX_TRANSFERS:
-            return self._reject(
-                key, value.transfer, RefusalCode.MEMORY, f"more than {MAX_TRANSFERS} values at once"
-            )
+            text = f"more than {MAX_TRANSFERS} values at once"
+            return self._reject(key, value, RefusalCode.MEMORY, text)
         if value.nbytes > self.space.nbytes and not sink:
             text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
-            return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
+            return self._reject(key, value, RefusalCode.MEMORY, text)
         may_wait = may_wait and value.nbytes <= value.chunk_bytes
         arrival = IncomingValue(
             key=key,
@@ -180,9 +188,7 @@ class ReceiveBuffers:
             start, _ = arrival.assembly.accept(index, len(data))
         except WireError as error:
             self._drop(arrival)
-            return self._reject(
-                arrival.key, arrival.value.transfer, RefusalCode.DOCUMENT, error.text
-            )
+            return self._reject(arrival.key, arrival.value, RefusalCode.DOCUMENT, error.text)
         if arrival.sink:
             return self._acknowledge(arrival)
         if arrival.offset is not None:
@@ -194,7 +200,7 @@ class ReceiveBuffers:
         if self._held_bytes(arrival.key) > WINDOW_BYTES:
             self._drop(arrival)
             text = "more bytes than the credit window allows"
-            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text)
+            return self._reject(arrival.key, arrival.value, RefusalCode.MEMORY, text)
         return ChunkOutcome()
 
     def _held_bytes(self, key: str) -> int:
@@ -255,9 +261,7 @@ class ReceiveBuffers:
                 Store(arrival.offset + start, data, self._worker) for start, data in arrival.held
             ]
             arrival.held, arrival.held_bytes = [], 0
-            more = self._acknowledge(arrival)
-            step.actions += more.actions
-            step.complete += more.complete
+            step.add(self._acknowledge(arrival))
         step.actions += self.kept.go_on()
         return step
 
@@ -278,9 +282,7 @@ class ReceiveBuffers:
         for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
             self._drop(arrival)
             text = "the run has ended"
-            step.actions += self._reject(
-                arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text
-            ).actions
+            step.add(self._reject(arrival.key, arrival.value, RefusalCode.UNKNOWN_RUN, text))
         step.actions += self._fill().actions
         return step
 
@@ -305,9 +307,7 @@ class ReceiveBuffers:
         for arrival in [arrival for arrival in self._queue if arrival.start_s < begun_before_s]:
             self._drop(arrival)
             text = f"no room for {arrival.value.nbytes} bytes"
-            step.actions += self._reject(
-                arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text
-            ).actions
+            step.add(self._reject(arrival.key, arrival.value, RefusalCode.MEMORY, text))
         return step
 
     def clear(self) -> ChunkOutcome:
@@ -319,9 +319,7 @@ class ReceiveBuffers:
             del self._arrivals[arrival.key, arrival.value.transfer]
             self._accounts[arrival.key].forget(arrival.assembly)
             text = "the worker of this device is gone"
-            step.actions += self._reject(
-                arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text
-            ).actions
+            step.add(self._reject(arrival.key, arrival.value, RefusalCode.UNKNOWN_RUN, text))
         return step
 
     def _drop(self, arrival: IncomingValue) -> None:
@@ -332,7 +330,7 @@ class ReceiveBuffers:
         elif not arrival.sink:
             self._queue.remove(arrival)
 
-    def _reject(self, key: str, transfer: int, code: str, text: str) -> ChunkOutcome:
-        return ChunkOutcome(
-            actions=[ToPeer(key=key, message=Rejected(transfer=transfer, code=code, text=text))]
-        )
+    def _reject(self, key: str, value: Value, code: str, text: str) -> ChunkOutcome:
+        rejected = Rejected(transfer=value.transfer, code=code, text=text)
+        action = ToPeer(key=key, message=rejected)
+        return ChunkOutcome(actions=[action], rejected=[(value, code, text)])

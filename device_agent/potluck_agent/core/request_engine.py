@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from potluck_agent.core.dependencies import DependencyGraph
-from potluck_agent.core.execution import Correspondent, Execution, Name
+from potluck_agent.core.execution import ASKED_STEP, Correspondent, Execution, Name
 from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.receive_buffers import ChunkOutcome
 from potluck_agent.core.waiting_executions import crowded
 from potluck_wire.messages import HOME, Done, Failed
 
@@ -34,6 +35,15 @@ class RequestEngine(ExecutionEngine):
             return False
         self._fail(execution, cause, text, now_s)
         return True
+
+    def apply(self, step: ChunkOutcome, now_s: float) -> None:
+        """As `ExecutionEngine`. A request of which a value is rejected ends, and who asked hears
+        that first.
+        """
+        for value, code, text in step.rejected:
+            if value.step >= ASKED_STEP:
+                self.fail_asked(Name.of(value), code, text, now_s)
+        super().apply(step, now_s)
 
     def crowded(self, layout: DependencyGraph) -> str:
         """Why no further execution of this layout is begun; empty: one is."""

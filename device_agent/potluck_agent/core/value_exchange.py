@@ -180,7 +180,8 @@ class ValueExchange:
         if transfer is None or workspace is None:
             return
         workspace.n_moved += 1
-        workspace.work.refused(transfer, message.code, message.text, now_s)
+        if not self._asks.rejected(key, transfer.value, message.code, now_s):
+            workspace.work.refused(transfer, message.code, message.text, now_s)
         workspace.measuring.refused(transfer, message.text)
 
     def reset(self, event: LinkReset, now_s: float) -> None:

@@ -343,6 +343,7 @@ class Controller:
                 self._actions += self._pending.give_up(
                     device, refusal, lambda it: isinstance(it, Value)
                 )
+            self._actions += self._asks.rejected(device, value, rejection)
             launched = self._executions.at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))

@@ -120,13 +120,14 @@ class AskService:
     """Ask a device for a service that was granted there, with these values from here. Resolves with
     a `ServiceAnswer`.
 
-    `expects`: the outputs, each with its most bytes.
+    `expects`: the outputs, each with its most bytes. `rows`: of the inputs.
     """
 
     ticket: int = 0
     device: str
     service: str
     left_s: float
+    rows: int = 1
     feeds: Mapping[str, Raw]
     expects: Mapping[str, int]
 

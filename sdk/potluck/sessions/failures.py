@@ -18,6 +18,7 @@ from potluck.errors import Refused as RefusedError
 from potluck.sanitized_text import harmless
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
+    ASK_CODES,
     MESSAGES,
     AskEnded,
     Execute,
@@ -30,6 +31,18 @@ from potluck_wire.messages import (
     Value,
 )
 
+# why a device that was asked for a service has its model no more
+_MODEL_GONE = frozenset(
+    {
+        RefusalCode.NOT_GRANTED,
+        RefusalCode.UNKNOWN_RUN,
+        FailureCause.CRASHED,
+        FailureCause.HUNG,
+        FailureCause.MEMORY,
+        FailureCause.CANCELLED,
+        FailureCause.INTERNAL,
+    }
+)
 _CAUSES = {
     FailureCause.CRASHED: "its worker crashed",
     FailureCause.HUNG: "its worker stopped making progress",
@@ -295,10 +308,12 @@ def not_answered(device: str, message: AskEnded) -> PotluckError:
     if message.code in (FailureCause.INPUT, FailureCause.ARITHMETIC):
         step = "Other requests are answered: look at the inputs of this one."
         return RequestFailed(f"{text}.", device=device, next_step=step, cause=message.code)
+    if message.code in _MODEL_GONE and message.path == (device,):  # it says so of itself
+        return WorkerFailed(f"{text}.", device=device, cause=message.code)
     return NotServed(
         f"{device}: {text}.",
         next_step="Ask again, or another device.",
-        reason=message.code,
+        reason=message.code if message.code in ASK_CODES else RefusalCode.STATE,
         limit_s=None,
         soonest_s=None,
     )

@@ -13,7 +13,7 @@ from potluck.sessions.pending_records import Peer
 from potluck.sessions.traffic import Envelope, Place, Raw
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import ANSWER, ASK
-from potluck_wire.messages import Ask, AskEnded
+from potluck_wire.messages import Ask, AskEnded, Rejected, Value
 from potluck_wire.request_handler import is_route
 
 ANSWER_GRACE_S = 10.0  # after its time is over, in which a device says so itself
@@ -41,9 +41,8 @@ class ServiceRequests:
         until_s = now_s + event.left_s + ANSWER_GRACE_S
         self._open[event.device, number] = _Open(event, until_s, peer.expected)
         peer.expected.expect(_answer(number), event.expects)
-        envelopes: list[Envelope] = [
-            (Ask(number=number, service=event.service, left_s=event.left_s), ())
-        ]
+        ask = Ask(number=number, service=event.service, left_s=event.left_s, rows=event.rows)
+        envelopes: list[Envelope] = [(ask, ())]
         for name, raw in event.feeds.items():
             envelopes += peer.traffic.send(("", 0, ASK, number), name, raw)
         return envelopes
@@ -67,6 +66,14 @@ class ServiceRequests:
             return [Reject(ticket=ticket, error=failures.not_answered(device, message))]
         answer = ServiceAnswer(outputs=known.outputs, path=message.path, hops_s=message.hops_s)
         return [Resolve(ticket=ticket, result=answer)]
+
+    def rejected(self, device: str, value: Value, rejection: Rejected) -> list[Action]:
+        """A device does not take an input of one: so it is not answered."""
+        if value.run or value.program != ASK or (device, value.step) not in self._open:
+            return []
+        ticket = self._end(device, value.step).event.ticket
+        ended = AskEnded(code=rejection.code, text=rejection.text, path=(device,))
+        return [Reject(ticket=ticket, error=failures.not_answered(device, ended))]
 
     def held(self, device: str) -> HeldValues:
         """Bytes of outputs of a device that are here whole, and those that it may send."""

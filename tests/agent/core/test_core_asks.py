@@ -107,7 +107,13 @@ def test_it_is_handed_on_by_idle_goodput():
     assert statuses[-1].idle_per_s == pytest.approx((1 - 0.5 / 1.25) / RUN_S)
     full(cluster, "a")
     tried = []
-    cluster.lost = lambda sender, to, message: isinstance(message, m.Ask) and not tried.append(to)
+
+    def is_lost(sender, to, message):
+        if isinstance(message, m.Ask):
+            tried.append(to)
+        return isinstance(message, m.Ask | m.Value)
+
+    cluster.lost = is_lost
     for _ in range(120):
         cluster.ask("a")
         cluster.tick(LIMIT_S / 200)
@@ -274,6 +280,42 @@ def test_what_one_computes_when_it_is_lost_another_does():
     cluster.happen("a", MemberLost(key=cluster.keys[first]))
     ended, output = cluster.answer(number)
     assert (ended.code, ended.path, output) == ("", ("a", other), floats(6.0, 8.0))
+
+
+@pytest.mark.parametrize("code", [m.RefusalCode.MEMORY, m.RefusalCode.UNKNOWN_RUN])
+def test_what_one_takes_no_input_of_another_answers(code):
+    cluster = CoreCluster("abc").grant_all()
+    full(cluster, "a")
+    sent = []
+
+    def is_lost(sender, to, message):
+        if sender != "a" or (sent and to != sent[0][0]):
+            return False
+        sent.append((to, message))
+        return True
+
+    cluster.lost = is_lost
+    number = cluster.ask("a", 3.0, 4.0)
+    (first, value) = next(pair for pair in sent if isinstance(pair[1], m.Value))
+    cluster.lost = lambda *_: False
+    cluster.as_member(first, "a", m.Rejected(transfer=value.transfer, code=code))
+    ended, output = cluster.answer(number)
+    other = "c" if first == "b" else "b"
+    assert (ended.code, ended.path, output) == ("", ("a", other), floats(6.0, 8.0))
+    cluster.tick(LIMIT_S)
+    assert cluster.cores["a"].held.n_asks == 0
+
+
+def test_a_request_ends_where_one_of_its_inputs_has_no_room():
+    cluster = CoreCluster("ab")
+    cluster.grant("a", may("b"), inputs=[{**X, "shape": [ARENA_BYTES]}], sizes=[])
+    number, nbytes = cluster.number(), 4 * ARENA_BYTES
+    cluster.tell("a", m.Ask(number=number, service=SERVICE, left_s=LIMIT_S))
+    value = cluster.value(number, shape=(ARENA_BYTES,), nbytes=nbytes, chunk_bytes=ARENA_BYTES)
+    cluster.tell("a", value, bytes(ARENA_BYTES))
+    ended, output = cluster.answer(number)
+    assert (ended.code, ended.path, output) == (m.RefusalCode.MEMORY, ("a",), None)
+    assert cluster.cores["a"].held == ResourceUsage()
 
 
 def test_only_two_are_handed_a_request_and_it_is_answered_once():

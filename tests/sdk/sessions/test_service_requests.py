@@ -110,6 +110,19 @@ def test_a_device_that_says_nothing_about_it_is_not_waited_for():
     assert isinstance(result(asking.do(Tick())), DeviceGone)
 
 
+def test_a_request_ends_where_one_of_its_inputs_is_not_taken():
+    asking = Asking()
+    refused = result(asking.hear(m.Rejected(transfer=1, code="memory", text="no room")))
+    assert (type(refused), refused.facts["reason"]) == (NotServed, "memory")
+    asking.hear(ended(code="memory"))  # its end may be told as well
+    assert asking.controller.held()["a"] == (0, 0)
+
+
+def test_a_reason_that_is_none_is_not_told_on():
+    refused = result(Asking().hear(ended(code="x" * 50)))
+    assert refused.facts["reason"] == "state"
+
+
 def test_what_nobody_waits_for_any_more_is_not_kept():
     asking = Asking()
     asking.do(CancelExecution(ticket=9))

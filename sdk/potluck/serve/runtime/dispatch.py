@@ -9,7 +9,7 @@ lock. Answers are handed to their callers after it is released.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +18,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
-from potluck.serve.runtime.loaded_model import Loaded, RowsInFlight
-from potluck.serve.runtime.pending_requests import Pending, RequestRow, apart, calls_of, joined
+from potluck.serve.runtime.loaded_model import Computing, Loaded
+from potluck.serve.runtime.pending_requests import (
+    Pending,
+    RequestRow,
+    apart,
+    calls_of,
+    joined,
+    refusal,
+)
 from potluck.serve.scheduling.events import (
     Action,
     BatchDone,
@@ -41,11 +48,15 @@ from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 from potluck.serve.stats import Counts, ServiceStats
+from potluck_wire.messages import FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal
 
 if TYPE_CHECKING:
     import torch
 
+LOSSES = frozenset(
+    {FailureCause.CRASHED, FailureCause.HUNG, FailureCause.MEMORY, FailureCause.INTERNAL}
+)  # of a worker, which the row may be to blame for
 TRIES = 2  # of a row, before whoever computes it is not risked for it any more
 STATE_S = 1.0  # between statements of its own state, by which idle goodput is counted
 CLOSED = "this service is closed"
@@ -72,11 +83,18 @@ class LoadedPool:
     loaded: tuple[Loaded, ...]
 
 
+# has the rows of a batch computed where they are loaded: service, where, inputs, how many rows, and
+# the seconds that are left
+Compute = Callable[[str, Loaded, "Sequence[torch.Tensor]", int, float], Computing]
+
+
 class Dispatch:
     """What is served by a home, at one entrance.
 
     Parameters
     ----------
+    compute
+        Has the rows of a batch computed.
     clock
         Seconds, monotonic.
     policy
@@ -86,8 +104,13 @@ class Dispatch:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, policy: Policy = OURS, seed: int = 0
+        self,
+        compute: Compute,
+        clock: Callable[[], float] = time.monotonic,
+        policy: Policy = OURS,
+        seed: int = 0,
     ) -> None:
+        self._compute = compute
         self.clock = clock
         self.records: dict[str, Record] = {}
         self.counts: dict[str, Counts] = {}
@@ -338,14 +361,15 @@ class Dispatch:
 
     def _start(self, start: ComputeBatch) -> None:
         rows = [self._rows[r.id] for r in start.requests if r.id in self._rows]
-        loaded = self._least_busy(start.pool)
+        loaded = self._least_busy(start.pool, {row.refused_by for row in rows})
         if loaded is None:
             for row in rows:
                 self._refuse(row.pending, NOBODY)
         if loaded is None or not rows:
             self._handle(BatchDone(start.pool, start.replica))
             return
-        batch = Batch(start.pool, start.replica, loaded, deque(calls_of(rows)), rows=rows)
+        calls = deque(calls_of(rows, loaded.batch))
+        batch = Batch(start.pool, start.replica, loaded, calls, rows=rows)
         loaded.n_under_way += 1
         device, name = loaded.devices[0], start.pool[0]
         record = self.records.get(name)
@@ -353,10 +377,15 @@ class Dispatch:
         self._queues.setdefault(device, FairQueue()).offer(name, batch, priority)
         self._pump(device)
 
-    def _least_busy(self, key: PoolKey) -> Loaded | None:
-        held = self._held.get(key)
-        alive = [each for each in held.loaded if not each.is_lost] if held is not None else []
-        return min(alive, key=lambda each: each.n_under_way, default=None)
+    def _least_busy(self, key: PoolKey, refused_by: Collection[str]) -> Loaded | None:
+        """Of this pool; where all of it have refused some of these rows, of another one."""
+        found = [
+            (each.devices[0] in refused_by, held.pool.key != key, each.n_under_way, each)
+            for held in self._held.values()
+            for each in held.loaded
+            if held.pool.allocation.service == key[0] and not each.is_lost
+        ]
+        return min(found, key=lambda one: one[:3])[3] if found else None
 
     def _pump(self, device: str) -> None:
         queue = self._queues[device]
@@ -371,7 +400,9 @@ class Dispatch:
             if not rows:
                 continue
             try:
-                in_flight = batch.loaded.ask(joined(rows), len(rows))
+                in_flight = self._compute(
+                    batch.pool[0], batch.loaded, joined(rows), len(rows), self._left_s(rows)
+                )
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
@@ -380,9 +411,7 @@ class Dispatch:
         self._ended(batch)
         self._handle(BatchDone(batch.pool, batch.replica))
 
-    def _came(
-        self, batch: Batch, rows: list[RequestRow], in_flight: RowsInFlight, _: object
-    ) -> None:
+    def _came(self, batch: Batch, rows: list[RequestRow], in_flight: Computing, _: object) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
             try:
@@ -392,6 +421,9 @@ class Dispatch:
                     self._fail(rows[0].pending, error)
                 else:  # one of them is to blame
                     batch.calls.extendleft([row] for row in reversed(rows))
+            except NotServed as refused:
+                self._elsewhere(batch, rows, str(refused.facts["reason"]))
+                return
             except CancelledError:
                 gone = DeviceGone("it was given up.", device=batch.loaded.devices[0])
                 self._lost(batch, rows, gone)
@@ -400,23 +432,44 @@ class Dispatch:
                 self._lost(batch, rows, error)
                 return
             else:
-                self._answered(batch, rows, outputs)
+                self._answered(rows, outputs, in_flight.devices)
             self._call(batch)
 
     def _answered(
-        self, batch: Batch, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]"
+        self, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]", devices: tuple[str, ...]
     ) -> None:
-        counts = self.counts[batch.pool[0]]
-        counts.computed(batch.loaded.devices, len(rows))
+        counts = self.counts[rows[0].pending.service]
+        counts.computed(devices, len(rows))
         for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
             pending = row.pending
             if pending.is_over:
                 continue
-            pending.devices = (*pending.devices, *batch.loaded.devices)
+            self._rows.pop(pending.numbers[row.index])  # what is lost later is not asked again
+            pending.devices = (*pending.devices, *devices)
             pending.n_together = max(pending.n_together, len(rows))
             if pending.put(row.index, part):
                 self._over(pending, None)
                 counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)
+
+    def _left_s(self, rows: list[RequestRow]) -> float:
+        """Until the last of them must be answered."""
+        return max(row.pending.arrived_s + row.pending.limit_s for row in rows) - self.clock()
+
+    def _elsewhere(self, batch: Batch, rows: list[RequestRow], reason: str) -> None:
+        """The device would not, or whom it handed them on to: what is left of the batch is decided
+        anew, for another one. A row that is refused again is refused, and one whose time is over.
+        """
+        self._ended(batch)
+        for row in rows:
+            if reason == RefusalCode.LATE:
+                self._refuse(row.pending, ServeRefusal.TIMED_OUT.value)
+            elif row.refused_by:
+                self._refuse(row.pending, reason)
+            row.refused_by = batch.loaded.devices[0]
+            row.n_lost += reason in LOSSES
+        self._handle(BatchFailed(batch.pool, batch.replica))
+        if reason == RefusalCode.LEAVING:
+            self.lost.set()
 
     def _lost(self, batch: Batch, rows: list[RequestRow], error: PotluckError) -> None:
         """Whoever computed it is lost: what is left of the batch is decided anew."""
@@ -491,25 +544,3 @@ def _answer(pending: Pending) -> None:
         pending.future.set_result(pending.result())
     except Exception as error:  # the caller hears of it, whatever it is
         pending.future.set_exception(error)
-
-
-def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed:
-    """The refusal of a request, with what would have been possible.
-
-    Parameters
-    ----------
-    pending
-        The request.
-    reason
-        In words.
-    soonest_s
-        Within how many seconds it could have been answered; None: not at all.
-    """
-    text, step = f"{pending.service}: {reason}", ""
-    if soonest_s is not None:
-        text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
-        wait_s = max(0.0, soonest_s - pending.limit_s)
-        step = f"Ask again in {wait_s:.3g} s, or less often." if wait_s else "Ask again."
-    return NotServed(
-        f"{text}.", next_step=step, reason=reason, limit_s=pending.limit_s, soonest_s=soonest_s
-    )

@@ -24,19 +24,19 @@ class Entrance:
     """
 
     def __init__(self, serving: Serving, name: str, device: str) -> None:
-        serving.entrances.program(name, device)
+        serving.entrances.programs(name, device)
         self._serving, self._model = serving, serving.model(name)
         self.name, self.device = name, device
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the module answers to one row.
+        """What the module answers to these rows.
 
         Raises
         ------
         NotServed
             It was refused; `reason` says why.
         UserError
-            There are more rows than one.
+            There is no row, or there are more than it takes at once.
         """
         return self.ask(*inputs, **named).result().value
 
@@ -48,36 +48,30 @@ class Entrance:
         Parameters
         ----------
         *inputs, **named
-            As `forward` takes them, of one row.
+            As `forward` takes them; as many rows as it takes at once, at most (`devices`).
         limit_s
             A limit of its own, if it is shorter than the service's.
 
         Raises
         ------
         UserError
-            There are more rows than one.
+            There is no row, or there are more than it takes at once.
         """
         given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
-        if (rows := self._model.check_inputs(*given)) != 1:
-            raise UserError(
-                f"an entrance takes one row at a time, got {rows}.",
-                next_step="Ask row by row, or the service itself.",
-            )
-        program, on_its_way = self._serving.entrances.ask(self.name, self.device, given, limit_s)
-        types = program.types(given)
+        if self._model.check_inputs(*given) == 0:
+            raise UserError("a request needs one row or more, got none.")
+        asked = self._serving.entrances.ask(self.name, self.device, given, limit_s)
         answer: Future[RoutedAnswer] = Future()
 
-        def give(done: "Future[Any]") -> None:
+        def give(_: "Future[Any]") -> None:
             try:
-                found = done.result()
-                outputs = program.outputs(found.outputs, types)
-                value = self._model.answer(outputs)
+                routed = asked.routed(self._model.answer)
             except Exception as error:  # the caller hears of it, whatever it is
                 answer.set_exception(error)
             else:
-                answer.set_result(RoutedAnswer(value, found.path, found.hops_s))
+                answer.set_result(routed)
 
-        on_its_way.add_done_callback(give)
+        asked.on_done(give)
         return answer
 
     def __repr__(self) -> str:

@@ -1,29 +1,37 @@
 """Devices as entrances: each that has a service may be asked for it, and hands requests on to the
-others that have it.
+others that have it. Batches of the home go there, too: every device decides by one function,
+whoever asks it.
 
-The notebook grants that, and need not be there when they do. A grant is made when a service is
-placed, and made anew when it moves; with its model it is gone.
+The notebook grants that, for a time, and need not be there when they do. A grant is made when a
+service is placed, made anew when it moves, and renewed while it is served; with its model it is
+gone.
 """
 
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import NotServed, PotluckError, UserError
-from potluck.serve.runtime.loaded_model import Loaded, RowProgram
+from potluck.run.tensors import padded
+from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
 from potluck.sessions.events import AskService, Payload, RequestAll, ServiceAnswer
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck_wire.documents import dump
 from potluck_wire.limits import MAX_LIMIT_S, MIN_RUN_S
 from potluck_wire.messages import GrantService
-from potluck_wire.version import GRANTS
+from potluck_wire.version import ASK_ROWS, GRANTS
 
 if TYPE_CHECKING:
     import torch
+
+    from potluck.graph.traced import Type
+
+GRANT_S = 60.0  # that a grant is for: so long members may still ask each other without a notebook
+RENEW_S = 20.0  # between renewals
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +47,80 @@ class RoutedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedService:
-    """A service on the devices that may be asked for it."""
+    """A service on the devices that may be asked for it: their programs, the smallest first, and
+    what they were told.
+    """
 
     service: str
     limit_s: float
-    programs: Mapping[str, RowProgram]
+    programs: Mapping[str, tuple[BatchProgram, ...]]
+    told: Mapping[str, Payload]
+
+
+class AskedRows:
+    """Rows that a device was asked for as an entrance.
+
+    Parameters
+    ----------
+    program
+        What answers them.
+    types
+        Of what it answers, by name.
+    wanted
+        How many of its rows.
+    answer
+        What the device says.
+    devices
+        Those that may have computed it, the one that was asked first.
+    """
+
+    def __init__(
+        self,
+        program: BatchProgram,
+        types: "Mapping[str, Type]",
+        wanted: int,
+        answer: "Future[ServiceAnswer]",
+        devices: Sequence[str],
+    ) -> None:
+        self._program, self._types = program, types
+        self._wanted = wanted
+        self._answer, self._known = answer, devices
+
+    def on_done(self, callback: "Callable[[Future[Any]], None]") -> None:
+        """Call this once it has ended, well or not: in the link's thread, must be quick."""
+        self._answer.add_done_callback(callback)
+
+    def wait(self) -> "list[torch.Tensor]":
+        """Wait for the outputs, in order; each [rows x k, ...].
+
+        Raises
+        ------
+        NotServed
+            It was refused.
+        RequestFailed
+            An operator failed over these values.
+        PotluckError
+            A device was lost, or sent what is no output.
+        """
+        found = self._answer.result()
+        return self._program.outputs(found.outputs, self._types, self._wanted)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Who computed them: the last one that had them, as far as it can have been that."""
+        last = self._answer.result().path[-1]
+        return (last,) if last in self._known else (self._known[0],)
+
+    def routed(self, answer: "Callable[[list[torch.Tensor]], Any]") -> RoutedAnswer:
+        """Wait for it, with where it was.
+
+        Parameters
+        ----------
+        answer
+            Makes what the caller gets of the outputs.
+        """
+        outputs, found = self.wait(), self._answer.result()
+        return RoutedAnswer(answer(outputs), found.path, found.hops_s)
 
 
 class Entrances:
@@ -58,8 +135,11 @@ class Entrances:
     def __init__(self, link: SessionLink, members: Members) -> None:
         self._link, self._members = link, members
         self._granted: dict[str, GrantedService] = {}
+        self._granting = threading.RLock()
 
-    def grant(self, name: str, limit_s: float, placed: Sequence[tuple[Loaded, float]]) -> None:
+    def grant(
+        self, name: str, limit_s: float, placed: Sequence[tuple[Loaded, Callable[[int], float]]]
+    ) -> None:
         """Let the devices that have a service ask each other for it, and nobody else.
 
         Parameters
@@ -69,43 +149,47 @@ class Entrances:
         limit_s
             Within which it answers.
         placed
-            What is loaded of it, and the seconds that one row takes there.
+            What is loaded of it, and the seconds that so many rows take there.
         """
-        before = self._granted.get(name)
-        service = before.service if before else f"service-{uuid.uuid4().hex[:12]}"
-        run_s = {
-            loaded.devices[0]: max(MIN_RUN_S, seconds)
-            for loaded, seconds in placed
-            if len(loaded.devices) == 1 and self._can(loaded.devices[0])
-        }
         limit_s = min(limit_s, MAX_LIMIT_S)
-        programs = {}
-        for loaded, _ in placed:
-            program = loaded.row_program()
-            if program is not None and run_s.get(loaded.devices[0], limit_s + 1) <= limit_s:
-                programs[loaded.devices[0]] = program
-        self._granted[name] = GrantedService(service=service, limit_s=limit_s, programs=programs)
-        for device, program in programs.items():
-            peers = [
-                {"name": other, "asks_per_s": 1 / run_s[device], "hands_on": True}
-                for other in programs
-                if other != device
-            ]
-            inputs = [
-                {"name": value, "dtype": dtype, "shape": list(shape)}
-                for value, dtype, shape in program.inputs
-            ]
-            message = GrantService(
+        sizes = {}
+        for loaded, run_s in placed:
+            device, several = loaded.devices[0], self._speaks(loaded.devices[0], ASK_ROWS)
+            programs = loaded.batch_programs() if self._speaks(device, GRANTS) else ()
+            if programs and programs[0].rows == 1 and _grantable_s(run_s, 1) <= limit_s:
+                sizes[device] = [
+                    (each, _grantable_s(run_s, each.rows))
+                    for each in programs
+                    if each.rows == 1 or several
+                ]
+        with self._granting:
+            before = self._granted.get(name)
+            service = before.service if before else f"service-{uuid.uuid4().hex[:12]}"
+            told = {
+                device: _payload(service, limit_s, device, sizes, self._speaks(device, ASK_ROWS))
+                for device in sizes
+            }
+            told = {
+                device: payload for device, payload in told.items() if self._say(device, payload)
+            }
+            self._granted[name] = GrantedService(
                 service=service,
-                run=program.run,
-                epoch=program.epoch,
-                program=program.name,
-                run_s=run_s[device],
                 limit_s=limit_s,
+                programs={
+                    device: tuple(program for program, _ in sizes[device]) for device in told
+                },
+                told=told,
             )
-            self._say(device, (message, (dump({"inputs": inputs, "peers": peers}),)))
-        for device in (before.programs if before else {}).keys() - programs.keys():
-            self._revoke(device, service)
+            for device in (before.programs if before else {}).keys() - told.keys():
+                self._revoke(device, service)
+
+    def renew(self) -> None:
+        """All that is granted is so for as long again."""
+        with self._granting:
+            for standing in self._granted.values():
+                for device, payload in standing.told.items():
+                    if self._link.connected(device):
+                        self._say(device, payload)
 
     def revoke(self, name: str) -> None:
         """Nobody asks for it any more.
@@ -115,14 +199,46 @@ class Entrances:
         name
             Of the service.
         """
-        if (standing := self._granted.pop(name, None)) is not None:
-            for device in standing.programs:
-                self._revoke(device, standing.service)
+        with self._granting:
+            if (standing := self._granted.pop(name, None)) is not None:
+                for device in standing.programs:
+                    self._revoke(device, standing.service)
+
+    def compute(
+        self, name: str, loaded: Loaded, inputs: "Sequence[torch.Tensor]", rows: int, left_s: float
+    ) -> Computing:
+        """Have a batch answered by a device that has the service, as its entrance; where it is
+        none, as it is loaded: over several devices, or with inputs of many lengths.
+
+        Parameters
+        ----------
+        name
+            Of the service.
+        loaded
+            Where.
+        inputs
+            Each [rows, ...].
+        rows
+            How many.
+        left_s
+            Until the last of them must be answered.
+
+        Raises
+        ------
+        PotluckError
+            It cannot be asked.
+        """
+        standing = self._granted.get(name)
+        programs = standing.programs.get(loaded.devices[0], ()) if standing is not None else ()
+        program = next((each for each in programs if each.rows >= rows), None)
+        if standing is None or program is None or program.run != loaded.run:
+            return loaded.ask(inputs, rows)
+        return self._ask(standing, loaded.devices[0], program, inputs, rows, left_s)
 
     def ask(
         self, name: str, device: str, inputs: "Sequence[torch.Tensor]", limit_s: float | None = None
-    ) -> "tuple[RowProgram, Future[ServiceAnswer]]":
-        """Ask a device for the answer to one row; gives the program that computes it, too.
+    ) -> AskedRows:
+        """Ask a device for the answer to some rows.
 
         Parameters
         ----------
@@ -131,7 +247,7 @@ class Entrances:
         device
             The entrance.
         inputs
-            Each [1, ...].
+            Each [rows, ...].
         limit_s
             Of its own, if it is shorter than the service's.
 
@@ -140,30 +256,42 @@ class Entrances:
         NotServed
             That device is no entrance of it.
         UserError
-            An input has another shape than the model was traced with.
+            It takes fewer rows at once.
         """
-        program = self.program(name, device)
-        feeds = program.feeds(inputs)
-        granted = {value: (dtype, shape) for value, dtype, shape in program.inputs}
-        for value, raw in feeds.items():
-            if granted[value] != (raw.dtype, raw.shape):
-                raise UserError(
-                    f"{name}: an entrance takes {granted[value]}, got {(raw.dtype, raw.shape)}.",
-                    next_step="Ask the service itself.",
-                )
+        programs, rows = self.programs(name, device), inputs[0].shape[0]
+        program = next((each for each in programs if each.rows >= rows), None)
+        if program is None:
+            raise UserError(
+                f"{name}: {device} takes {programs[-1].rows} rows at once, got {rows}.",
+                next_step="Ask for fewer at a time, or the service itself.",
+            )
         standing = self._granted[name]
+        left_s = min(standing.limit_s, limit_s or standing.limit_s)
+        return self._ask(standing, device, program, inputs, rows, left_s)
+
+    def _ask(
+        self,
+        standing: GrantedService,
+        device: str,
+        program: BatchProgram,
+        inputs: "Sequence[torch.Tensor]",
+        rows: int,
+        left_s: float,
+    ) -> AskedRows:
+        whole = [padded(each, program.rows) for each in inputs]
         request = AskService(
             device=device,
             service=standing.service,
-            left_s=min(standing.limit_s, limit_s or standing.limit_s),
-            feeds=feeds,
+            left_s=max(0.0, min(standing.limit_s, left_s)),
+            rows=program.rows,
+            feeds=program.feeds(whole),
             expects=program.expects,
         )
         answer: Future[ServiceAnswer] = self._link.ask(request)
-        return program, answer
+        return AskedRows(program, program.types(whole), rows, answer, (device, *standing.programs))
 
-    def program(self, name: str, device: str) -> RowProgram:
-        """What a device computes of it.
+    def programs(self, name: str, device: str) -> tuple[BatchProgram, ...]:
+        """What a device computes of it, the smallest first.
 
         Parameters
         ----------
@@ -189,14 +317,57 @@ class Entrances:
             )
         return standing.programs[device]
 
-    def _can(self, device: str) -> bool:
-        return device in self._members and self._members[device].speaks(GRANTS)
+    def _speaks(self, device: str, feature: tuple[int, int]) -> bool:
+        return device in self._members and self._members[device].speaks(feature)
 
     def _revoke(self, device: str, service: str) -> None:
         if self._link.connected(device):
             self._say(device, (GrantService(service=service), (b"{}",)))
 
-    def _say(self, device: str, payload: Payload) -> None:
-        """A device that is lost meanwhile has nothing to be granted."""
-        with suppress(PotluckError):
+    def _say(self, device: str, payload: Payload) -> bool:
+        """Whether it has heard; one that is lost meanwhile has nothing to be granted."""
+        try:
             self._link.ask(RequestAll(requests={device: payload})).result()
+        except PotluckError:
+            return False
+        return True
+
+
+Sizes = Mapping[str, Sequence[tuple[BatchProgram, float]]]  # by device, with the seconds of each
+
+
+def _grantable_s(run_s: Callable[[int], float], rows: int) -> float:
+    return max(MIN_RUN_S, run_s(rows))
+
+
+def _payload(service: str, limit_s: float, device: str, sizes: Sizes, takes_rows: bool) -> Payload:
+    """What a device is told of a service: what answers there, and what its others may."""
+    (one, run_s), *larger = sizes[device]
+    document: dict[str, Any] = {"inputs": _inputs(one), "peers": []}
+    for other, programs in sizes.items():
+        if other != device:
+            peer = {"name": other, "asks_per_s": 1 / run_s, "hands_on": True}
+            rows = {"rows": programs[-1][0].rows} if takes_rows else {}
+            document["peers"].append({**peer, **rows})
+    if takes_rows:
+        document["sizes"] = [
+            {"rows": each.rows, "program": each.name, "run_s": s, "inputs": _inputs(each)}
+            for each, s in larger
+        ]
+    message = GrantService(
+        service=service,
+        run=one.run,
+        epoch=one.epoch,
+        program=one.name,
+        run_s=run_s,
+        limit_s=limit_s,
+        lasts_s=GRANT_S,
+    )
+    return message, (dump(document),)
+
+
+def _inputs(program: BatchProgram) -> list[dict[str, Any]]:
+    return [
+        {"name": value, "dtype": dtype, "shape": list(shape)}
+        for value, dtype, shape in program.inputs
+    ]

@@ -5,7 +5,7 @@ up to a largest one go there, each to the smallest program that takes it.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
@@ -110,6 +110,11 @@ class Loaded:
         """What it needs on each device."""
         return {name: self._engine.compiled_plan.memory_bytes(name) for name in self.devices}
 
+    @property
+    def run(self) -> str:
+        """How its devices call it."""
+        return self._engine.compiled_plan.run
+
     def ask(self, inputs: "Sequence[torch.Tensor]", rows: int) -> "RowsInFlight":
         """Have these rows computed, `batch` at most; comes back at once.
 
@@ -121,31 +126,37 @@ class Loaded:
             How many.
         """
         self._engine.check()
-        return RowsInFlight(self._engine.request(inputs, 0, rows), self._names)
+        return RowsInFlight(self._engine.request(inputs, 0, rows), self._names, self.devices)
 
-    def row_program(self) -> "RowProgram | None":
-        """What answers one row, where one device does and its inputs have one shape."""
-        plan = self._engine.compiled_plan
-        program = next((name for name, rows in plan.infer_rows.items() if rows == 1), None)
-        if len(self.devices) > 1 or program is None:
-            return None
-        compiled, model = plan.compiled[program], self._engine.model
+    def batch_programs(self) -> "tuple[BatchProgram, ...]":
+        """What answers requests of so many rows, the smallest first; none where several devices
+        do, or where inputs have other sizes than their rows.
+        """
+        plan, model = self._engine.compiled_plan, self._engine.model
+        if len(self.devices) > 1:
+            return ()
         ports = {port.name: port for port in model.traced_line().traced.graph.inputs}
-        inputs = []
-        for feed in compiled.feeds:
-            port = ports[feed.tensor]
-            shape = port.shape if feed.whole else (feed.stop - feed.start, *port.shape[1:])
-            if not all(type(size) is int for size in shape):
-                return None
-            inputs.append((feed.value, port.dtype, shape))
-        return RowProgram(
-            run=plan.run,
-            epoch=plan.epoch,
-            name=program,
-            model=model,
-            compiled=compiled,
-            inputs=tuple(inputs),
-        )
+        found = []
+        for name, rows in plan.infer_rows.items():
+            inputs = []
+            for feed in plan.compiled[name].feeds:
+                port = ports[feed.tensor]
+                shape = port.shape if feed.whole else (feed.stop - feed.start, *port.shape[1:])
+                if not all(type(size) is int for size in shape):
+                    return ()
+                inputs.append((feed.value, port.dtype, shape))
+            program = BatchProgram(
+                run=plan.run,
+                epoch=plan.epoch,
+                name=name,
+                rows=rows,
+                model=model,
+                compiled=plan.compiled[name],
+                inputs=tuple(inputs),
+                names=tuple(self._names),
+            )
+            found.append(program)
+        return tuple(found)
 
     def close(self) -> None:
         """Its devices forget it, where they can be reached."""
@@ -157,17 +168,19 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowProgram:
-    """The program of one device that answers one row: how it is called there, and its `inputs`
-    (name, dtype, shape) and `compiled` form.
+class BatchProgram:
+    """The program of one device that answers so many `rows`: how it is called there, its `inputs`
+    (name, dtype, shape), its `compiled` form, and the `names` of its outputs in order.
     """
 
     run: str
     epoch: int
     name: str
+    rows: int
     model: Any
     compiled: Compiled
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    names: tuple[str, ...]
 
     @property
     def expects(self) -> Mapping[str, int]:
@@ -180,17 +193,25 @@ class RowProgram:
         Parameters
         ----------
         inputs
-            Each [1, ...].
+            Each [rows, ...].
         """
         named = {port.name: kept(x) for port, x in zip(self.model.inputs(), inputs, strict=True)}
         return {feed.value: raw_of(feed, named, {}) for feed in self.compiled.feeds}
 
     def types(self, inputs: "Sequence[torch.Tensor]") -> "Mapping[str, Type]":
-        """Of what it answers to these."""
+        """Of what it answers to these.
+
+        Parameters
+        ----------
+        inputs
+            Each [rows, ...].
+        """
         types: Mapping[str, Type] = self.model.traced_line().traced.output_types(inputs)
         return types
 
-    def outputs(self, raws: Mapping[str, Raw], types: "Mapping[str, Type]") -> "list[torch.Tensor]":
+    def outputs(
+        self, raws: Mapping[str, Raw], types: "Mapping[str, Type]", wanted: int
+    ) -> "list[torch.Tensor]":
         """What came, in order, checked.
 
         Parameters
@@ -199,6 +220,8 @@ class RowProgram:
             By name of the program.
         types
             What each must be.
+        wanted
+            How many rows of it.
 
         Raises
         ------
@@ -216,7 +239,22 @@ class RowProgram:
             start_s=0.0,
             stop_s=0.0,
         )
-        return [*outputs_of(result, self.compiled, types).values()]
+        found = outputs_of(result, self.compiled, types)
+        return [first_rows(found[name], wanted, self.rows) for name in self.names]
+
+
+class Computing(Protocol):
+    """Rows that are computed somewhere. `devices`: who did, once they are."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Who computed them."""
+
+    def on_done(self, callback: Callable[["Future[Any]"], None]) -> None:
+        """Call this once it has ended, well or not: in the link's thread, must be quick."""
+
+    def wait(self) -> "list[torch.Tensor]":
+        """Wait for the outputs, in order; each [rows x k, ...]."""
 
 
 class RowsInFlight:
@@ -228,10 +266,15 @@ class RowsInFlight:
         As the engine handed it out.
     names
         Of the outputs, in order.
+    devices
+        Who computes them.
     """
 
-    def __init__(self, request: "RunRequest", names: Sequence[str]) -> None:
+    def __init__(
+        self, request: "RunRequest", names: Sequence[str], devices: tuple[str, ...]
+    ) -> None:
         self._request, self._names = request, names
+        self.devices = devices
 
     def on_done(self, callback: Callable[["Future[ExecutionResult]"], None]) -> None:
         """Call this once it has ended, well or not: in the link's thread, must be quick."""

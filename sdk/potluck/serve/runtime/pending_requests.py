@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from potluck.errors import NotServed
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,11 +62,14 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class RequestRow:
-    """One row of a request. `n_lost`: how often whoever computed it was lost with it."""
+    """One row of a request. `n_lost`: how often whoever computed it was lost with it.
+    `refused_by`: the device that would not compute it.
+    """
 
     pending: Pending
     index: int
     n_lost: int = 0
+    refused_by: str = ""
 
     @property
     def inputs(self) -> "list[torch.Tensor]":
@@ -77,18 +82,44 @@ class RequestRow:
         return tuple(tuple(tensor.shape[1:]) for tensor in self.pending.inputs)
 
 
-def calls_of(rows: Sequence[RequestRow]) -> list[list[RequestRow]]:
+def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed:
+    """The refusal of a request, with what would have been possible.
+
+    Parameters
+    ----------
+    pending
+        The request.
+    reason
+        In words.
+    soonest_s
+        Within how many seconds it could have been answered; None: not at all.
+    """
+    text, step = f"{pending.service}: {reason}", ""
+    if soonest_s is not None:
+        text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
+        wait_s = max(0.0, soonest_s - pending.limit_s)
+        step = f"Ask again in {wait_s:.3g} s, or less often." if wait_s else "Ask again."
+    return NotServed(
+        f"{text}.", next_step=step, reason=reason, limit_s=pending.limit_s, soonest_s=soonest_s
+    )
+
+
+def calls_of(rows: Sequence[RequestRow], largest: int) -> list[list[RequestRow]]:
     """What is computed together: rows of the same shapes; alone, whatever was lost before.
 
     Parameters
     ----------
     rows
         Of one batch.
+    largest
+        Rows together, at most.
     """
     together: dict[object, list[RequestRow]] = {}
     for row in rows:
         together.setdefault(row if row.n_lost else row.shapes, []).append(row)
-    return list(together.values())
+    return [
+        each[at : at + largest] for each in together.values() for at in range(0, len(each), largest)
+    ]
 
 
 def joined(rows: Sequence[RequestRow]) -> "list[torch.Tensor]":

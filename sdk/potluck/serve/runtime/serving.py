@@ -20,7 +20,7 @@ from potluck.serve.runtime.device_placement import (
 )
 from potluck.serve.runtime.dispatch import Dispatch
 from potluck.serve.runtime.divided_service import DividedService, divide
-from potluck.serve.runtime.entrances import Entrances
+from potluck.serve.runtime.entrances import RENEW_S, Entrances
 from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import MeasuredService, measure
 from potluck.serve.scheduling import load_watch
@@ -60,9 +60,9 @@ class Serving:
         *,
         is_played: bool = False,
     ) -> None:
-        self.dispatch = Dispatch()
         self._link, self._members = link, members
         self.entrances = Entrances(link, members)
+        self.dispatch = Dispatch(self.entrances.compute)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
         self._wanted: dict[str, ServiceDemand] = {}
@@ -78,6 +78,7 @@ class Serving:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="potluck placing", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._renew, name="potluck grants", daemon=True).start()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -233,10 +234,11 @@ class Serving:
 
     def _grant(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
         """Devices that have a service may ask each other for it from now on."""
-        placed: dict[str, list[tuple[Loaded, float]]] = {name: [] for name in self._wanted}
+        placed: dict[str, list[tuple[Loaded, Callable[[int], float]]]]
+        placed = {name: [] for name in self._wanted}
         for pool, loaded in pools:
-            row_s = pool.allocation.batch_s[1]
-            placed[pool.allocation.service] += [(each, row_s) for each in loaded]
+            alone_s = pool.allocation.variant.times[1].at
+            placed[pool.allocation.service] += [(each, alone_s) for each in loaded]
         for name, where in placed.items():
             self.entrances.grant(name, self._wanted[name].slo.tolerance_s, where)
 
@@ -333,6 +335,10 @@ class Serving:
                 return
             with suppress(PotluckError):  # the next look tries again
                 self._look(went)
+
+    def _renew(self) -> None:
+        while not self._closed.wait(RENEW_S):
+            self.entrances.renew()
 
     def _look(self, went: bool) -> None:
         if not self._wanted:

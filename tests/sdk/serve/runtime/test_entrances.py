@@ -98,9 +98,17 @@ def handed_on(entrance, x, pause):
     raise AssertionError("nobody hands on")
 
 
-def test_an_entrance_takes_a_row_at_a_time(birds):
-    with pytest.raises(UserError, match="one row at a time"):
-        birds.at("local-1").ask(torch.randn(2, 8))
+@pytest.mark.long
+def test_an_entrance_takes_as_many_rows_as_its_device_at_once(birds, net):
+    for device, most in birds.devices.items():
+        entrance = birds.at(device)
+        for rows in {1, 3, most}:
+            x = torch.randn(rows, 8)
+            assert torch.allclose(entrance(x), of_net(net, x), atol=1e-6)
+        with pytest.raises(UserError, match=f"takes {most} rows at once"):
+            entrance(torch.randn(most + 1, 8))
+        with pytest.raises(UserError, match="one row or more"):
+            entrance(torch.randn(0, 8))
 
 
 @pytest.mark.long

@@ -1,0 +1,207 @@
+"""What becomes of requests whose devices refuse, die and fail by chance: each is answered rightly,
+or refused, exactly once. The devices are scripted; the decisions are those of a home.
+"""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.sdk.serve.serving import allocation, service
+from tests.timeouts import TIMEOUT_S
+
+from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed, WorkerFailed
+from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.scheduling.records import Latency
+from potluck.serve.scheduling.replica_pools import Pool
+
+torch = pytest.importorskip("torch")
+POISON = -1.0
+BUSY = 1e6  # values from here on only keep devices busy
+BATCHES = {"fast": 8, "slow": 2}  # the most rows of a device of each kind
+
+
+def refused(reason):
+    return NotServed("no.", reason=reason, limit_s=None, soonest_s=None)
+
+
+class ScriptedDevice:
+    """Has the service."""
+
+    def __init__(self, name, batch):
+        self.devices, self.batch = (name,), batch
+        self.n_under_way, self.is_lost = 0, False
+
+    def close(self):
+        self.is_lost = True
+
+
+class ScriptedAnswer:
+    """What comes, once the test lets it."""
+
+    def __init__(self, device, rows):
+        self.devices, self.rows = (device,), rows
+        self.future = Future()
+
+    def on_done(self, callback):
+        self.future.add_done_callback(callback)
+
+    def wait(self):
+        return [self.future.result()]
+
+
+class ScriptedHome:
+    """A dispatch with scripted devices, of two kinds. `does(device, x)`: an error for these rows,
+    or None: they are doubled.
+    """
+
+    def __init__(self, does, fast=("a", "b"), slow=("c",), limit_s=1e6):
+        self.does = does
+        self.calls, self.asked = [], []
+        self.dispatch = Dispatch(self.compute)
+        record = service(slo=Latency(limit_s))
+        self.dispatch.add(record)
+        self.kinds = {"fast": fast, "slow": slow}
+        self.place()
+
+    def place(self):
+        pools = []
+        for kind, names in self.kinds.items():
+            known, batch = allocation(), BATCHES[kind]
+            variant = replace(known.variant, kind=kind)
+            batch_s = known.batch_s[: batch + 1]
+            each = replace(known, variant=variant, batch=batch, batch_s=batch_s)
+            loaded = [
+                self.dispatch.loaded("birds", (name,)) or ScriptedDevice(name, batch)
+                for name in names
+            ]
+            if loaded:
+                pools.append((Pool(each, len(names)), loaded))
+        self.dispatch.place(pools)
+
+    def compute(self, name, loaded, inputs, rows, left_s):
+        assert rows <= loaded.batch
+        (x,) = inputs
+        self.asked += [(loaded.devices[0], value) for value in x[:, 0].tolist()]
+        answer = ScriptedAnswer(loaded.devices[0], x)
+        self.calls.append(answer)
+        return answer
+
+    def ask(self, *values):
+        x = torch.tensor(values)[:, None]
+        pending = self.dispatch.ask("birds", [x], len(values), lambda outputs: outputs[0])
+        return pending, 2 * x
+
+    def go_on(self, random=None):
+        """Until nothing is under way."""
+        while self.calls:
+            call = self.calls.pop(random.randrange(len(self.calls)) if random else 0)
+            if (error := self.does(call.devices[0], call.rows)) is None:
+                call.future.set_result(2 * call.rows)
+            else:
+                call.future.set_exception(error)
+
+
+def outcome(pending):
+    """Its answer, or why there is none."""
+    return pending.future.exception(TIMEOUT_S) or pending.future.result()
+
+
+REASONS = ("busy", "leaving", "insufficient", "peer-lost", "not-granted", "worker-crashed", "late")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(seed):
+    random = Random(seed)
+
+    def does(device, x):
+        if POISON in x:
+            return RequestFailed("it cannot be.", device=device)
+        kinds = [None] * 6 + [
+            refused(random.choice(REASONS)),
+            WorkerFailed("it crashed.", device=device),
+            DeviceGone("it went.", device=device),
+        ]
+        return random.choice(kinds)
+
+    home, asked = ScriptedHome(does), []
+    for number in range(150):
+        values = [1000.0 * number + i for i in range(random.randrange(1, 6))]
+        if random.random() < 0.05:
+            values[-1] = POISON
+        asked.append(home.ask(*values))
+        if random.random() < 0.3:
+            home.go_on(random)
+        if random.random() < 0.2:
+            home.place()
+    home.go_on(random)
+    stats = home.dispatch.stats("birds")
+    n_answered = 0
+    for pending, expected in asked:
+        found = outcome(pending)
+        if isinstance(found, Exception):
+            assert isinstance(found, PotluckError)
+        else:
+            assert torch.equal(found, expected)
+            n_answered += 1
+    assert 0 < n_answered == stats.n_answered
+    assert stats.n_under_way == 0
+    assert stats.n_answered + stats.n_refused + stats.n_failed == stats.n_asked == len(asked)
+
+
+@pytest.mark.parametrize("reason", ["busy", "peer-lost", "not-granted", "worker-crashed"])
+def test_what_one_device_refuses_another_answers_of_whatever_kind(reason):
+    """A batch that a fast device refuses may be larger than what a slow one takes at once."""
+    home = ScriptedHome(
+        lambda device, x: refused(reason) if device == "a" else None, fast=("a",), slow=("c",)
+    )
+    asked = [home.ask(*range(1, n)) for n in (2, 10, 5)]
+    home.go_on()
+    for pending, expected in asked:
+        assert torch.equal(outcome(pending), expected)
+    assert "a" in {device for device, _ in home.asked}
+
+
+def test_what_two_devices_refuse_is_refused_and_no_third_is_asked():
+    home = ScriptedHome(lambda device, x: refused("busy"), fast=("a", "b", "d"), slow=())
+    pending, _ = home.ask(7.0)
+    home.go_on()
+    assert outcome(pending).facts["reason"] == "busy"
+    assert len(home.asked) == len({*home.asked}) == 2
+
+
+def test_what_is_late_is_not_tried_elsewhere():
+    home = ScriptedHome(lambda device, x: refused("late"))
+    pending, _ = home.ask(7.0)
+    home.go_on()
+    assert outcome(pending).facts["reason"] == "timed out"
+    assert len(home.asked) == 1
+
+
+def together(does, *values, names):
+    """A home that has begun a request of each value, which are computed together first."""
+    home = ScriptedHome(lambda device, x: does(x) if x.max() < BUSY else None, fast=names, slow=())
+    for number in range(len(names)):
+        home.ask(BUSY + number)
+    return home, {value: home.ask(value) for value in values}
+
+
+def test_a_row_that_is_answered_is_not_asked_for_again_when_its_neighbour_is_lost():
+    """Rows that were lost once go one by one: the second one is lost again, the first is not."""
+    errors = iter([DeviceGone("it went."), None, DeviceGone("it went.")])
+    home, _ = together(lambda x: next(errors, None), names=("a", "b", "d"))
+    pending, expected = home.ask(1.0, 2.0, 3.0)
+    home.go_on()
+    assert torch.equal(outcome(pending), expected)
+    asked = [value for _, value in home.asked if value < BUSY]
+    assert sorted(asked) == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+
+
+def test_a_row_that_kills_workers_downstream_does_not_take_its_neighbours_with_it():
+    """Whoever has it with others has its worker killed, two devices away."""
+    kills = lambda x: refused("worker-crashed") if 3.0 in x else None  # noqa: E731
+    home, asked = together(kills, 1.0, 2.0, 3.0, 4.0, names=("a", "b"))
+    home.go_on()
+    assert isinstance(outcome(asked.pop(3.0)[0]), NotServed)
+    for pending, expected in asked.values():
+        assert torch.equal(outcome(pending), expected)
