@@ -100,7 +100,7 @@ class Availability:
 
     def _about_to_sleep(self) -> Broken:
         """The system waits until nothing is here any more, or its patience ends."""
-        if not self._sleep.look():
+        if not self._sleep.about_to:
             return {}
         if SLEEP in self._broken and not self._loop.state()["runs"]:
             self._sleep.allow()
