@@ -71,16 +71,23 @@ class GracefulLeave:
         return True
 
     def ends(
-        self, out: Outbox, sessions: Collection[str], owners: Collection[str], now_s: float
+        self,
+        out: Outbox,
+        sessions: Collection[str],
+        owners: Collection[str],
+        at_work: Collection[str],
+        now_s: float,
     ) -> tuple[str, ...]:
-        """The sessions that end now, of those of which `owners` have runs here."""
+        """The sessions that end now, of those of which `owners` have runs here, and for those
+        `at_work` something is done.
+        """
         if not self.reason:
             return ()
         is_late = now_s >= self._until_s
         if self._for_good and (is_late or not any(knows(out, key) for key in owners)):
             self.has_left = True
             return tuple(sessions)
-        return tuple(key for key in sessions if key in owners) if is_late else ()
+        return tuple(key for key in sessions if key in at_work) if is_late else ()
 
 
 def knows(out: Outbox, key: str) -> bool:

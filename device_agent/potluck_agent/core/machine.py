@@ -302,8 +302,8 @@ class Core:
 
     def _end_if_late(self, now_s: float) -> None:
         """The device leaves: whoever has not moved elsewhere is given up."""
-        owners = self._workspaces.owners
-        for key in self._departure.ends(self._out, self._sessions, owners, now_s):
+        owners, at_work = self._workspaces.owners, self._workspaces.at_work
+        for key in self._departure.ends(self._out, self._sessions, owners, at_work, now_s):
             self._out.send(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
             self._close_session(key, now_s)
 

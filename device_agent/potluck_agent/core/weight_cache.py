@@ -69,22 +69,15 @@ class WeightCache:
         """
         if nbytes > self.limit_bytes or content in self._entries(owner):
             return 0, []
-        gone: list[tuple[str, bytes]] = []
-        if self._is_full(nbytes):
-            may_go = self._may_go()
-            while self._is_full(nbytes):
-                victim = self._victim(owner, nbytes, may_go)
-                if victim is None:
-                    return 0, gone
-                self.forget(*victim)
-                gone.append(victim)
+        gone = self._room(owner, nbytes)
+        if gone is None:
+            return 0, []
+        for victim in gone:
+            self.forget(*victim)
         self._add(owner, content, _Entry(nbytes, run, False))
         ticket = self.ticket()
         self._begun[ticket] = owner, content
         return ticket, gone
-
-    def _is_full(self, nbytes: int) -> bool:
-        return self.used_bytes + nbytes > self.limit_bytes or self.n_entries >= MAX_ENTRIES
 
     def _may_go(self) -> dict[str, Iterator[bytes]]:
         """Of each notebook what may go, the oldest first; each is looked at once."""
@@ -95,29 +88,31 @@ class WeightCache:
 
         return {key: of(entries) for key, entries in self._of.items()}
 
-    def _victim(
-        self, owner: str, nbytes: int, may_go: dict[str, Iterator[bytes]]
-    ) -> tuple[str, bytes] | None:
-        """The next one of who keeps most: bytes, or files where these are full. Who has none left
-        is out of `may_go` then.
+    def _room(self, owner: str, nbytes: int) -> list[tuple[str, bytes]] | None:
+        """What has to go for one more of so many bytes, each time of who keeps most by then: bytes,
+        or files where these are full. None: there is no room whatever goes, so nothing does.
         """
-        counts = self.n_entries >= MAX_ENTRIES
-        own = 1 if counts else nbytes
-
-        def kept(key: str) -> int:
-            n_kept = len(self._entries(key)) if counts else self._bytes_of[key]
-            return n_kept + (key == owner) * own
-
-        while may_go:
-            key = max(may_go, key=lambda key: (kept(key), key == owner))
-            if kept(key) < kept(owner):  # those who keep less give nothing for it
+        bytes_of = Counter({**self._bytes_of, owner: self._bytes_of[owner] + nbytes})
+        files_of = Counter({key: len(entries) for key, entries in self._of.items()})
+        files_of[owner] += 1
+        may_go: dict[str, Iterator[bytes]] | None = None
+        gone: list[tuple[str, bytes]] = []
+        while (has_many := files_of.total() > MAX_ENTRIES) or bytes_of.total() > self.limit_bytes:
+            may_go = self._may_go() if may_go is None else may_go
+            kept = files_of if has_many else bytes_of
+            key = max(may_go, key=lambda key: (kept[key], key == owner), default=owner)
+            if kept[key] < kept[owner]:  # those who keep less give nothing for it
                 return None
-            if content := next(may_go[key], None):
-                return key, content
-            del may_go[key]
-            if key == owner:
+            content = next(may_go.get(key, iter(())), None)
+            if content is not None:
+                gone.append((key, content))
+                bytes_of[key] -= self._of[key][content].nbytes
+                files_of[key] -= 1
+            elif key == owner:
                 return None
-        return None
+            else:
+                del may_go[key]
+        return gone
 
     def end(self, ticket: int, *, is_whole: bool) -> None:
         """What was begun under this number is on the disk now, or will not be."""

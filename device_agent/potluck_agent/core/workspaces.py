@@ -218,6 +218,12 @@ class Workspaces:
         """The notebooks whose measurements are under way."""
         return {key for each in self for key in each.measuring.askers}
 
+    @property
+    def at_work(self) -> set[str]:
+        """The notebooks that have runs here, or measure, or whose worker computes yet."""
+        working = {each.key for each in self if each.worker.is_working}
+        return self.owners | self.askers | working
+
     def state(self) -> dict[str, list[dict[str, Any]]]:
         """The runs and the workers, by the keys of their notebooks."""
         runs = [

@@ -21,6 +21,8 @@ def read(root: Path) -> DeviceConditions:
     root
         Of the file system where the kernel tells; other systems than Linux are asked themselves.
     """
+    if hasattr(time, "tzset"):  # the zone may have changed: a laptop travels
+        time.tzset()
     now = time.localtime()
     on_mains, battery_frac = _power(root)
     return DeviceConditions(

@@ -142,7 +142,7 @@ class CounterGauge:
 
 def number(path: Path) -> float:
     """The number in a file of /sys. `OSError` where there is none."""
-    text = path.read_text()
+    text = path.read_text(errors="replace")
     try:
         found = float(text)
     except ValueError:

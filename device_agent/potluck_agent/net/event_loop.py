@@ -332,14 +332,14 @@ class EventLoop:
         self._is_heard = True
 
     def _trust(self, paired: Paired) -> bool:
-        peer = TrustedPeer(name=paired.name, key=paired.key)
         try:
-            keys.add_peer(self._state_dir, peer)
+            self._load_peers()  # one that was forgotten just now begins anew
+            keys.add_peer(self._state_dir, TrustedPeer(name=paired.name, key=paired.key))
             self._load_peers()
         except AgentError as error:
             self._journal.note(str(error))
             return False
-        self._journal.paired(peer.name, peer.key)
+        self._journal.paired(paired.name, paired.key)
         return True
 
     def _link_members(self) -> None:

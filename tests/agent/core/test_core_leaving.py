@@ -17,6 +17,7 @@ from tests.agent.core.core_driver import (
 )
 
 from potluck_agent.core.events import KillWorker, MayStay, MustLeave, ToPeer
+from potluck_agent.core.worker_proxy import COMPUTING
 from potluck_wire import statement
 from potluck_wire.limits import MAX_STR_BYTES
 from potluck_wire.messages import (
@@ -53,6 +54,10 @@ def leaves(talk, why=WHY, within_s=DRAIN_S, *, for_good=False):
 
 def goodbyes(actions):
     return [a.key for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Goodbye)]
+
+
+def computing(core):
+    return [each["notebook"] for each in core.state()["workers"] if each["state"] == COMPUTING]
 
 
 def test_every_notebook_that_knows_the_message_is_told():
@@ -159,3 +164,22 @@ def test_whatever_goes_on_it_has_left_in_time(hostile):
         assert core.has_left
         assert list(core.sessions) == []
         assert core.state()["runs"] == []
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("hostile", [False, True])
+def test_whatever_goes_on_nothing_is_computed_once_it_is_late(hostile):
+    """Its owner does not want it to: no run, no measurement, whoever goes on asking."""
+    n_computed = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        play = CorePlay(rng, hostile=hostile)
+        for _ in range(rng.randrange(30)):
+            play.move(rng)
+        core = play.core
+        n_computed += bool(computing(core))
+        core.handle(MustLeave(reason=WHY, within_s=0.0), play.now_s)
+        for _ in range(10):
+            assert (core.state()["runs"], computing(core)) == ([], [])
+            play.move(rng)
+    assert n_computed

@@ -1,5 +1,7 @@
 """What goes first where room is needed, and whose."""
 
+import random
+
 import pytest
 
 from potluck_agent.core import weight_cache
@@ -106,7 +108,7 @@ def test_making_room_for_one_looks_at_each_other_once(n_loaded):
     kept.runs = CountedRuns({"loaded"})
     for i in range(1000):
         kept.keep(A, i, nbytes=1, run="loaded" if i < n_loaded else "")
-    assert len(kept.keep(B, 10**4, nbytes=500)) == (100 if n_loaded else 500)
+    assert len(kept.keep(B, 10**4, nbytes=500)) == (0 if n_loaded else 500)
     assert kept.runs.n_looks <= 1000
 
 
@@ -134,3 +136,25 @@ def test_an_end_that_nobody_waits_for_changes_nothing(times):
     for _ in range(times):
         kept.end(1, is_whole=False)
     assert kept.numbers(A) == [1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_goes_for_what_cannot_be_kept(seed, monkeypatch):
+    """Whoever keeps how much, and whatever of it is in use."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(weight_cache, "MAX_ENTRIES", rng.choice((5, 1000)))
+    kept = Kept(100)
+    n_refused = 0
+    for number in range(60):
+        owner, nbytes = rng.choice((A, B)), rng.randrange(1, 60)
+        before = {key: kept.contents(key) for key in (A, B)}
+        kept.runs = {rng.choice("rs")}
+        ticket, gone = kept.begin(owner, content(number), nbytes, rng.choice("rst"))
+        if ticket:
+            kept.end(ticket, is_whole=rng.random() < 0.9)
+        else:
+            n_refused += 1
+            assert (gone, {key: kept.contents(key) for key in (A, B)}) == ([], before)
+        assert kept.used_bytes <= 100
+        assert kept.n_entries <= weight_cache.MAX_ENTRIES
+    assert n_refused

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import zmq
-from tests.agent.agents import Keys, RawPeer
+from tests.agent.agents import Keys, RawPeer, pair
 from tests.agent.core.core_driver import settings
 
 from potluck_agent import keys, lease_file
@@ -15,6 +15,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
 from potluck_agent.log_file import LogFile
+from potluck_agent.net import event_loop
 from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.event_loop import EventLoop
 from potluck_agent.net.meter_reader import KeptMeter
@@ -24,6 +25,7 @@ from potluck_agent.net.server_sockets import ServerSockets
 from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.messages import Channel, Lease, Leased, Ping, Pong
+from potluck_wire.pairing import new_code
 
 STEPS = {
     PairingListener: "tick",
@@ -131,6 +133,36 @@ def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_c
     assert [event.key for event in revoked if isinstance(event, PeerRevoked)] == [bob.key]
     (text,) = noted  # once
     assert "cannot read peers.json: Too many open files." in text
+
+
+def test_who_is_forgotten_and_pairs_again_at_once_begins_anew(
+    loop, noted, tmp_path, monkeypatch, identity
+):
+    """Both before the file is looked at: its session ends all the same, and what it had here."""
+    bob, code = Keys(), new_code()
+    revoked = []
+    keys.add_peer(tmp_path, keys.TrustedPeer(name="bob", key=bob.public))
+    handle = Core.handle
+
+    def noting(core, event, now_s):
+        revoked.extend([event.key] if isinstance(event, PeerRevoked) else [])
+        return handle(core, event, now_s)
+
+    monkeypatch.setattr(Core, "handle", noting)
+    monkeypatch.setattr(event_loop, "TICK_S", 2.0)
+    loop.pairing.open(code, time.monotonic())
+    pairing = threading.Thread(target=pair, args=(loop.port, code, bob, "bob"))
+
+    def each_tick():
+        if pairing.ident is None:
+            keys.forget_peer(tmp_path, "bob")
+            pairing.start()
+        else:
+            loop.stopping = not pairing.is_alive()
+
+    loop.run(each_tick)
+    assert revoked == [bob.public]
+    assert [peer.key for peer in keys.load_peers(tmp_path)] == [bob.public]
 
 
 def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
