@@ -10,7 +10,8 @@ Who = tuple[str, int]  # address and port of the other end
 
 
 class ConnectionLimit:
-    """Counts connections; each of them has asked something, or waits without a request.
+    """Counts connections; each of them has asked something, or waits without a request. `n_mute`:
+    those that have left and never asked anything.
 
     Parameters
     ----------
@@ -32,6 +33,8 @@ class ConnectionLimit:
         self._open_requests: dict[Who, int] = {}  # requests that are not answered yet
         self._waiting_since_s: dict[Who, float] = {}  # the longest first
         self._n_of: Counter[str] = Counter()
+        self._mute: set[Who] = set()
+        self.n_mute = 0
 
     def __len__(self) -> int:
         return len(self._open_requests)
@@ -57,6 +60,7 @@ class ConnectionLimit:
             self.leave(found)
         if found != who:
             self._open_requests[who], self._waiting_since_s[who] = 0, now_s
+            self._mute.add(who)
             self._n_of[who[0]] += 1
         return found
 
@@ -64,6 +68,7 @@ class ConnectionLimit:
         """The head of a request is there."""
         if who in self._open_requests:
             self._open_requests[who] += 1
+            self._mute.discard(who)
             self._waiting_since_s.pop(who, None)
 
     def answer(self, who: Who, now_s: float) -> None:
@@ -78,6 +83,9 @@ class ConnectionLimit:
         """Somebody is gone."""
         if self._open_requests.pop(who, None) is None:
             return
+        if who in self._mute:
+            self._mute.discard(who)
+            self.n_mute += 1
         self._waiting_since_s.pop(who, None)
         self._n_of[who[0]] -= 1
         if not self._n_of[who[0]]:

@@ -33,6 +33,12 @@ class LimitedConnections:
         with self._lock:
             return len(self._open) - len(self._limit)
 
+    @property
+    def n_mute(self) -> int:
+        """Connections that have left and never asked anything."""
+        with self._lock:
+            return self._limit.n_mute
+
     def come(self, who: Who, connection: socket.socket) -> bool:
         """Whether this one is let in; for it, whoever has asked nothing for the longest may have
         to leave.

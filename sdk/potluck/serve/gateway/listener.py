@@ -3,6 +3,7 @@ first moment, before TLS has shaken hands.
 """
 
 import errno
+import gc
 import os
 import socket
 from collections.abc import Callable
@@ -13,6 +14,10 @@ from potluck.serve.gateway.limited_connections import LimitedConnections
 
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
+# Connections that ended without a request, and may be left to the garbage collector: asyncio has
+# the error of a handshake refer to itself, and with it 0.3 MiB of TLS. Among millions of objects
+# Python looks at the oldest only after many thousands of them.
+MAX_MUTE = 512
 MAX_LEAVING = 64  # and are not closed yet; nobody comes in meanwhile
 
 
@@ -47,12 +52,18 @@ class Listener(socket.socket):
         A socket with its address; taken over.
     limit
         Who is let in.
+    is_tls
+        What is said over its connections is encrypted.
     """
 
-    def __init__(self, bound: socket.socket, limit: ConnectionLimit) -> None:
+    def __init__(
+        self, bound: socket.socket, limit: ConnectionLimit, *, is_tls: bool = False
+    ) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
         self.connections = LimitedConnections(limit)
         self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._is_tls = is_tls
+        self._n_collected = 0  # of those that ended without a request
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
         """The next one that is let in.
@@ -65,6 +76,9 @@ class Listener(socket.socket):
         """
         if self.connections.n_leaving >= MAX_LEAVING:
             raise BlockingIOError
+        if self._is_tls and self.connections.n_mute >= self._n_collected + MAX_MUTE:
+            self._n_collected = self.connections.n_mute
+            gc.collect()
         for _ in range(MAX_TURNED_AWAY):
             try:
                 accepted, address = super().accept()

@@ -118,7 +118,7 @@ class Gateway:
                 next_step="Choose another port; 0 is a free one.",
             ) from None
         self.host, self.port = host, int(sock.getsockname()[1])
-        self._listener = Listener(sock, limit)
+        self._listener = Listener(sock, limit, is_tls=self._is_tls)
         self._server = _GatewayServer(config, self._listener)
         self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()

@@ -7,7 +7,8 @@ import http.client
 import json
 import socket
 import ssl
-from contextlib import ExitStack
+from asyncio import sslproto
+from contextlib import ExitStack, suppress
 
 import pytest
 from tests.sdk.serve.gateway.test_gateway import rows
@@ -15,6 +16,7 @@ from tests.sdk.serve.gateway.test_page import certified
 from tests.timeouts import TIMEOUT_S
 
 import potluck
+from potluck.serve.gateway import listener
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -120,6 +122,33 @@ def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance,
             pass
         assert b"HTTP" not in received
         assert b"potluck" not in received
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_handshakes_that_fail_take_bounded_memory(tmp_path, monkeypatch, sent):
+    """Also where Python hardly ever looks at its oldest objects, as there are millions of them."""
+    monkeypatch.setattr(listener, "MAX_MUTE", 8)
+    certificate, key = certified(tmp_path)
+    with Gateway(dict, token=TOKEN, certificate=certificate, key=key) as gateway:
+        gc.collect()
+        n_before = n_handshakes()
+        gc.disable()
+        try:
+            for _ in range(40):
+                with socket.create_connection(("127.0.0.1", gateway.port), TIMEOUT_S) as stranger:
+                    stranger.sendall(sent)
+                    stranger.shutdown(socket.SHUT_WR)
+                    with suppress(ConnectionError):
+                        while stranger.recv(4096):
+                            pass
+            assert n_handshakes() - n_before <= 2 * 8
+        finally:
+            gc.enable()
+
+
+def n_handshakes():
+    """What asyncio keeps of TLS: a buffer of 256 KiB each."""
+    return sum(type(each) is sslproto.SSLProtocol for each in gc.get_objects())
 
 
 def test_an_entrance_that_is_closed_ends_handshakes_without_a_word(tmp_path, capsys):
