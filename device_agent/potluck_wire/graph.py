@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .operators import OPERATORS
+from .operators import KIND_OF, OPERATORS
 
 MAX_NODES = 20_000  # a transformer block has some 20: a model of 1,000 blocks
 MAX_INT = 2**53
@@ -33,7 +33,7 @@ FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 # inside a graph only: no input, output or state is one
 COMPLEX_BYTES: dict[str, int] = {"complex64": 8, "complex128": 16}
 ITEM_BYTES: dict[str, int] = {**DTYPE_BYTES, **COMPLEX_BYTES}
-_IN_PLACE = "aten.add_.Tensor"
+_IN_PLACE = frozenset({"buffer", "cache"})  # kinds of operators
 
 Expression: TypeAlias = "int | str | tuple[Any, ...]"
 Shape: TypeAlias = "tuple[Expression, ...]"
@@ -258,6 +258,13 @@ def rowless(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
+def cached(graph: Graph) -> frozenset[str]:
+    """The buffers that a request leaves to the next one: zeros before the first."""
+    targets = {node.args[0] for node in graph.nodes if KIND_OF[node.op] == "cache"}
+    buffers = enumerate(graph.buffers, start=graph.first_node - len(graph.buffers))
+    return frozenset(buffer.name for value, buffer in buffers if Ref(value) in targets)
+
+
 def symbols_of(argument: Argument) -> frozenset[str]:
     """The names that the sizes in an argument use."""
     if isinstance(argument, Sym):
@@ -326,7 +333,7 @@ def _check_node(graph: Graph, position: int, node: Node, known: frozenset[str]) 
             )
     for argument in (*node.args, *(value for _, value in node.kwargs)):
         _check_argument(argument, known, where)
-    if node.op == _IN_PLACE:
+    if KIND_OF[node.op] in _IN_PLACE:
         target = node.args[0] if node.args else None
         first_buffer = first - len(graph.buffers)
         if not (isinstance(target, Ref) and first_buffer <= target.value < first):

@@ -2,7 +2,7 @@
 
 The SDK, the agent and its worker compare with this one.
 
-Forward ATen operators, and two of our own: the device's autograd makes the backward calls itself,
+Forward ATen operators, and three of our own: the device's autograd makes the backward calls itself,
 from values that it computed. Left out on purpose: whatever reads files (from_file), hands out
 memory as it lies (empty), or takes indices without checking them (every *_backward). What draws
 random numbers otherwise than as many as a value has (bernoulli, multinomial) is written out in
@@ -121,6 +121,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "code": ("potluck.pack_int8.default", "potluck.unpack_int8.default"),
     # in place, on a buffer alone: how batch normalisation counts its batches
     "buffer": aten("add_.Tensor"),
+    # of our own (`worker/caches.py`), in place, on a buffer: what a request leaves to the next
+    "cache": ("potluck.cache_scatter.default",),
 }
 
 KIND_OF: dict[str, str] = {name: kind for kind, names in KINDS.items() for name in names}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from potluck import errors
     from potluck.errors import PotluckError, StopTraining
-    from potluck.graph import Model
+    from potluck.graph import LanguageModel, Model
     from potluck.handle import Handle
     from potluck.home import Home
     from potluck.offload.accelerate import accelerate
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Home": "potluck.home",
     "Model": "potluck.graph",
+    "LanguageModel": "potluck.graph",
     "estimate": "potluck.profile.estimate",
     "accelerate": "potluck.offload.accelerate",
     "offload_what_if": "potluck.offload.what_if",
@@ -70,6 +71,7 @@ _WHERE = {
 __all__ = [
     "Home",
     "Model",
+    "LanguageModel",
     "accelerate",
     "estimate",
     "offload_what_if",

@@ -10,7 +10,7 @@ import torch
 
 from potluck_wire.operators import OPERATORS
 
-from . import blocks
+from . import blocks, caches
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -56,10 +56,13 @@ _FASTER: dict[str, Callable[..., Any]] = {
 }
 
 
+OWN: dict[str, Any] = {**blocks.OVERLOADS, **caches.OVERLOADS}
+
+
 def _overload(name: str) -> Any:
     """The OpOverload of a name of our own list."""
-    if name in blocks.OVERLOADS:
-        return blocks.OVERLOADS[name]
+    if name in OWN:
+        return OWN[name]
     _, packet, overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload)
 

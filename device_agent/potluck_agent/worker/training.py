@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
+from potluck_wire.graph import (
+    BATCH,
+    DTYPE_BYTES,
+    FLOATS,
+    Graph,
+    SegmentError,
+    cached,
+    evaluate,
+    rowless,
+)
 from potluck_wire.optimizers import LOSS_SCALE, MAX_LOSS_SCALE
 from potluck_wire.weight_gradients import weights_apart
 
@@ -451,11 +460,12 @@ def _parameters(graph: Graph, made_up: bool, device: torch.device) -> dict[str, 
 
 def _made_up_buffers(graph: Graph, device: torch.device) -> dict[str, torch.Tensor]:
     """Ones where they are floats (a variance must be positive), else zeros (an index must be
-    valid).
+    valid); caches are zeros.
     """
     made = {b.name: _zeros(b.name, b.shape, b.dtype, device) for b in graph.buffers}
+    caches = cached(graph)
     for b in graph.buffers:
-        if b.dtype in FLOATS:
+        if b.dtype in FLOATS and b.name not in caches:
             made[b.name].fill_(1.0)
     return made
 

@@ -22,7 +22,7 @@ from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike, left_out
-from potluck.run.in_flight import NoProgram, RequestsInFlight, RunRequest
+from potluck.run.in_flight import CachesGone, NoProgram, RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.snapshots import Protection, in_other_batches, is_loss
 from potluck.run.state_transfer import RunState
@@ -342,7 +342,15 @@ class RunEngine:
         self.failed = self.failed or error
         self.group.drop()
 
-    def request(self, inputs: "Sequence[torch.Tensor]", start: int, stop: int) -> "RunRequest":
+    @property
+    def holder_of_caches(self) -> object:
+        """Who holds what requests leave to the next ones: it is equal as long as they do."""
+        with self._requesting:
+            return self.group, self.compiled_plan.epoch
+
+    def request(
+        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int, *, holder: object = None
+    ) -> "RunRequest":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
         Parameters
@@ -351,14 +359,20 @@ class RunEngine:
             Each [rows, ...].
         start, stop
             Rows [start, stop) are still to be answered.
+        holder
+            Who must hold what earlier requests left; default: whoever does.
 
         Raises
         ------
+        CachesGone
+            It is not there any more.
         NoProgram
             They are compared, and their number needs a program of its own.
         """
         with self._requesting:
             current, number = self.compiled_plan, self.n_requests
+            if holder is not None and holder != (self.group, current.epoch):
+                raise CachesGone
             program, batch = current.answering(stop - start)
             if program not in current.infer_rows:
                 raise NoProgram

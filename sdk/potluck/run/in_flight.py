@@ -21,6 +21,12 @@ class NoProgram(Exception):
     """Devices have no program for requests of so many rows."""
 
 
+class CachesGone(Exception):
+    """What earlier requests left to this one is nowhere: devices, or their pieces of the model,
+    are others now.
+    """
+
+
 class RunRequest(NamedTuple):
     """One that was handed out: to whom, what was compiled for it, its first row, the rows that it
     takes, how many of them are wanted, and the types of what it must answer.

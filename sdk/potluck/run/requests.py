@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import PotluckError
 from potluck.graph.values import check_values
 from potluck.run.device_group import outputs_of
-from potluck.run.in_flight import NoProgram
+from potluck.run.in_flight import CachesGone, NoProgram
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
 from potluck.sessions.events import ExecutionResult
@@ -63,6 +63,53 @@ def answers(
         outputs = outputs_of(execution, request.compiled, request.types)
         engine.kept.append((execution, request.compiled))
         yield {name: first_rows(t, request.wanted, request.batch) for name, t in outputs.items()}
+
+
+def answer_once(
+    engine: "RunEngine", given: "Sequence[torch.Tensor]", holder: object, n_lost: int
+) -> "dict[str, torch.Tensor]":
+    """The outputs for these rows, all at once, by who holds what earlier requests left.
+
+    Parameters
+    ----------
+    engine
+        Of a run for inference.
+    given
+        Its inputs, each [rows, ...].
+    holder
+        As `engine.holder_of_caches` was.
+    n_lost
+        So many requests were lost before this one.
+
+    Raises
+    ------
+    CachesGone
+        That is not there any more; the run goes on.
+    PotluckError
+        The run has ended, or what is asked has cost more devices than there are.
+    """
+    rows = given[0].shape[0]
+    try:
+        request = engine.request(given, 0, rows, holder=holder)
+    except NoProgram:
+        with engine.boundary():
+            engine.check()
+            _make_for(engine, rows)
+        raise CachesGone from None
+    execution = _execution_of(engine, request, n_lost)
+    if execution is None:
+        raise CachesGone
+    engine.kept.append((execution, request.compiled))
+    return outputs_of(execution, request.compiled, request.types)
+
+
+def empty_caches(engine: "RunEngine") -> None:
+    """Leave nothing of earlier requests: the devices load their pieces again, with the weights of
+    those that they have.
+    """
+    with engine.boundary():
+        engine.check()
+        engine.renew(engine.compiled_plan.plan, None, engine.sizes)
 
 
 def _requested(

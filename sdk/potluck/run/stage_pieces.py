@@ -9,7 +9,7 @@ from potluck.graph.backends import document_for
 from potluck.graph.traced import Type
 from potluck.records import Plan, Segment, Stage
 from potluck.schedule.stage_graph import StageGraph, wire
-from potluck_wire.graph import FLOATS, Buffer, Graph, Parameter
+from potluck_wire.graph import FLOATS, Buffer, Graph, Parameter, cached
 from potluck_wire.limits import MAX_BUFFER_BYTES
 
 _ITEM_BYTES = {
@@ -107,7 +107,8 @@ def _piece(
                 next_step="Cut the model into more stages.",
             )
     states: tuple[Parameter | Buffer, ...] = (*graph.parameters, *graph.buffers)
-    sizes = {item.name: _nbytes(item) for item in states}
+    caches = cached(graph)  # are not sent
+    sizes = {item.name: _nbytes(item) for item in states if item.name not in caches}
     return StagePiece(
         segment=segment,
         documents=documents,

@@ -202,12 +202,12 @@ def check_whole(plan: Plan, segments: Sequence[Segment]) -> None:
             f"{what} compares rows, and the plan has {max(plan.counts)} micro-batches.",
             next_step=f"Plan with {way}.",
         )
-    if len(plan.stages[-1].devices) > 1:
-        raise PlanError(
-            f"{what} compares rows, and {', '.join(plan.stages[-1].devices)} share those of its "
-            "stage.",
-            next_step="Give the last stage to one device.",
-        )
+    for stage, segment in zip(plan.stages, segments, strict=True):
+        if segment.whole_batch and len(stage.devices) > 1:
+            raise PlanError(
+                f"{what} compares rows, and {', '.join(stage.devices)} share those of its stage.",
+                next_step=f"Give layers [{stage.start}, {stage.stop}) to one device.",
+            )
 
 
 def check_company(plan: Plan, segments: Sequence[Segment]) -> None:

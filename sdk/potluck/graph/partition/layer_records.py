@@ -13,6 +13,7 @@ from potluck.graph.partition.cuts import Linearization
 from potluck.graph.partition.random_masks import draws
 from potluck.records import Edge, Layer, SharedWeight
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
+from potluck_wire.operators import KIND_OF
 from potluck_wire.weight_gradients import Apart, weights_apart
 
 VECTOR_ITEM_BYTES = 4  # of an element of the vector of a step, at the least
@@ -107,6 +108,11 @@ class LayerSpan:
             [state for state in own if isinstance(state, Parameter)],
             [state for state in own if isinstance(state, Buffer)],
         )
+
+    def caches(self) -> list[int]:
+        """The operators among its own that write to caches, by their places in the graph."""
+        nodes = self.line.traced.graph.nodes
+        return [p for p in self.positions if KIND_OF[nodes[p].op] == "cache"]
 
     def boundary(self) -> list[Ref]:
         """The values that it hands on, or that the model gives."""
@@ -206,7 +212,7 @@ def _record(span: LayerSpan, name: str) -> Layer:
         norm_values=values_per_row(traced, span.positions),
         is_random=span.trains and draws(traced, span.positions),
         widest_parameter_bytes=widest_bytes,
-        whole_batch=traced.whole_batch and span.is_last,
+        whole_batch=(traced.whole_batch and span.is_last) or bool(span.caches()),
         reused_bytes=max(reused_bytes, _state_bytes(shared)),
         weight_flop=span.weight_flop(),
         waiting_bytes=span.nbytes(span.waiting()),

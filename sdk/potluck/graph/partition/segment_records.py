@@ -61,7 +61,7 @@ def segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> recor
             [4, *(DTYPE_BYTES[p.dtype] for p in learned), *(DTYPE_BYTES[b.dtype] for b in averaged)]
         ),
         sums_rows=traced.sums_rows,
-        whole_batch=traced.whole_batch and stop == len(chosen.records),
+        whole_batch=any(layer.whole_batch for layer in chosen.records[start:stop]),
         shared=_shared(chosen, start, stop, learned),
         norm_values=min(
             (layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values),

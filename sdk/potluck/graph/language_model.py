@@ -1,0 +1,286 @@
+"""A causal language model that writes: each device keeps the keys and values of the layers that it
+has, so that a request brings new tokens alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import ModelError
+from potluck.graph.caches import with_caches
+from potluck.graph.model import MAX_LAYERS, Model
+from potluck.graph.partition.cuts import line
+from potluck.graph.partition.layers import layers
+from potluck.graph.tensor.allotment import TOLERANCE_FRAC
+from potluck.graph.traced import SEQUENCE, Traced
+from potluck.optional_packages import needed
+
+from .arguments import Arguments
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.graph.tensor.model import DividedModel
+    from potluck.graph.torch.cached_decoder import CachedDecoder
+
+MAX_ROWS = 1024
+
+# of the sums of a model in one order against another, as part of its largest logit
+_TOLERANCE_FRAC = {"float32": 1e-4, "float64": 1e-9}
+_TOLERANCE_FRAC_HALF = 5e-2
+_INPUTS = ("ids", "start", "count")
+_EXAMPLE_ROWS, _EXAMPLE_TOKENS = 2, 3
+
+
+class LanguageModel(Model):
+    """A causal language model for `run.generate`. Make one with `from_transformers`.
+
+    Its inputs are `ids` [rows, tokens], the place `start` [rows] of the first of them in each row,
+    and `count` [rows], how many of them count; its outputs the logits and the numbers of the
+    likeliest next tokens, [rows, candidates].
+
+    Attributes
+    ----------
+    rows
+        So many texts are written at once.
+    max_length
+        Tokens of a text, with its prompt.
+    n_candidates
+        So many next tokens are told.
+    vocabulary
+        Tokens are numbers below this.
+    stops
+        Tokens that end a text.
+    tokenizer
+        Makes tokens of words, and words of tokens; None: texts are tokens.
+    """
+
+    rows: int
+    max_length: int
+    n_candidates: int
+    vocabulary: int
+    stops: tuple[int, ...]
+    tokenizer: Any = None
+
+    @classmethod
+    def from_transformers(
+        cls,
+        lm: "torch.nn.Module",
+        *,
+        rows: int = 1,
+        max_length: int = 1024,
+        n_candidates: int = 64,
+        tokenizer: Any = None,
+        max_layers: int = MAX_LAYERS,
+        merge_below: float = 0.0,
+        name: str = "",
+    ) -> "LanguageModel":
+        """A model from a causal language model of `transformers`, such as LlamaForCausalLM.
+
+        Its attention must be over keys and values that it hands to a `Cache`. That it answers with
+        a cache as without one is tried.
+
+        Parameters
+        ----------
+        lm
+            The model.
+        rows
+            So many texts are written at once; each has memory for `max_length` tokens on every
+            device, in the layers that it has.
+        max_length
+            Tokens of a text, with its prompt.
+        n_candidates
+            So many of the likeliest next tokens are told; sampling chooses among them.
+        tokenizer
+            With `encode` and `decode`, as those of `transformers`; default: texts are tokens.
+        max_layers
+            Operators are merged into at most so many layers.
+        merge_below
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a
+            neighbour.
+        name
+            What plans call it; default: made from its class.
+
+        Raises
+        ------
+        ModelError
+            It is no causal language model, cannot be traced, or answers otherwise with a cache.
+        """
+        with needed():
+            import torch
+            import transformers
+
+            from potluck.graph.torch.cached_decoder import CachedDecoder
+            from potluck.graph.torch.trainability import check_module
+            from potluck.graph.trace import trace
+
+        if not isinstance(lm, transformers.PreTrainedModel) or lm.get_output_embeddings() is None:
+            raise ModelError(
+                f"a causal language model of transformers is expected, got {type(lm).__name__}.",
+                next_step="Give one such as LlamaForCausalLM; Model.from_torch takes other "
+                "modules, which answer and do not write.",
+            )
+        check_module(lm)
+        _check_sizes(lm.config, rows, max_length, n_candidates)
+        decoder = CachedDecoder(lm, max_length, n_candidates).eval()
+        _check_answers(decoder)
+        caches = decoder.caches(_EXAMPLE_ROWS)
+        ids = torch.arange(_EXAMPLE_ROWS * _EXAMPLE_TOKENS) % lm.config.vocab_size
+        count = torch.full((_EXAMPLE_ROWS,), _EXAMPLE_TOKENS)
+        names = [*_INPUTS, *(f"{i}" for i in range(len(caches)))]
+        traced = trace(
+            decoder,
+            [ids.view(_EXAMPLE_ROWS, -1), torch.zeros_like(count), count, *caches],
+            input_names=names,
+            sequence_dims=(1,),
+        )
+        n_inputs = len(_INPUTS)
+        own = {n_inputs + i: 2 + i for i in range(len(caches))}
+        chosen = layers(
+            line(_writing(with_caches(traced, own, rows))),
+            n_inputs=n_inputs,
+            max_layers=max_layers,
+            merge_below=merge_below,
+        )
+        model = cls(
+            inference=chosen,
+            training=None,
+            net=decoder,
+            name=name or f"{type(lm).__name__.lower()}-{rows}x{max_length}",
+            arguments=Arguments(inputs=_INPUTS),
+        )
+        model.rows, model.max_length, model.n_candidates = rows, max_length, n_candidates
+        model.vocabulary, model.tokenizer = lm.config.vocab_size, tokenizer
+        stops = lm.generation_config.eos_token_id if lm.generation_config else None
+        model.stops = tuple(stops) if isinstance(stops, list) else (stops,) * (stops is not None)
+        return model
+
+    @property
+    def net_kind(self) -> str:
+        """The class of the module that it was made from."""
+        return type(self._net.lm).__name__
+
+    def kinds(self, train: bool = False) -> tuple[str, ...]:
+        """Of torch's operators alone: ONNX segments keep nothing."""
+        return ("aten",)
+
+    def check_answers(self) -> None:
+        """Refuse to be called: a request goes on where others ended.
+
+        Raises
+        ------
+        ModelError
+            Always; says how it writes.
+        """
+        raise ModelError("a language model writes texts.", next_step="Call run.generate(prompt).")
+
+    def save(self, path: "str | Path") -> None:
+        """Refuse: the module itself is saved by `save_pretrained`.
+
+        Parameters
+        ----------
+        path
+            Where to.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
+        raise ModelError(
+            "a language model is made anew from its module.",
+            next_step="Save that: lm.save_pretrained(path).",
+        )
+
+    def divided(
+        self, shares: Sequence[int], *, tolerance_frac: float = TOLERANCE_FRAC
+    ) -> "DividedModel":
+        """Refuse: keys and values stay whole.
+
+        Parameters
+        ----------
+        shares, tolerance_frac
+            As of other models.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
+        raise ModelError(
+            "a language model that keeps keys and values is not divided by tensor yet.",
+            next_step="Plan it in stages.",
+        )
+
+
+def _check_sizes(config: Any, rows: int, max_length: int, n_candidates: int) -> None:
+    most_length = getattr(config, "max_position_embeddings", None) or max_length
+    for what, number, most in (
+        ("rows", rows, MAX_ROWS),
+        ("max_length", max_length, most_length),
+        ("n_candidates", n_candidates, config.vocab_size),
+    ):
+        if type(number) is not int or not 1 <= number <= most:
+            raise ModelError(f"{what} is a whole number of 1 to {most}; got {number!r}.")
+
+
+def _writing(traced: Traced) -> Traced:
+    """The same, costed for one new token of each row, as most requests have; only the first slots
+    of a cache belong to a request, so all its rows are there at once.
+    """
+    symbols = tuple(
+        replace(symbol, hint=1) if symbol.name == SEQUENCE else symbol
+        for symbol in traced.graph.symbols
+    )
+    return replace(traced, graph=replace(traced.graph, symbols=symbols))
+
+
+def _check_answers(decoder: "CachedDecoder") -> None:
+    """Refuse a model that answers otherwise with a cache, in parts, than as a whole."""
+    import torch
+
+    lm, generator = decoder.lm, torch.Generator().manual_seed(0)
+    parts = [part for part in ((3, 2), (1, 1), (2, 4)) if sum(part) <= decoder.max_length]
+    n_tokens = min(decoder.max_length, 8)
+    ids = torch.randint(lm.config.vocab_size, (2, n_tokens), generator=generator)
+    caches, start = decoder.caches(2), torch.zeros(2, dtype=torch.int64)
+    if not caches:
+        raise ModelError(
+            f"{type(lm).__name__} does not hand keys and values of each layer to a Cache.",
+            next_step="Model.from_torch runs it on whole texts.",
+        )
+    was_training = lm.training
+    lm.eval()
+    try:
+        with torch.no_grad():
+            whole = lm(input_ids=ids, use_cache=False).logits.float()
+            for part in parts:
+                count = torch.minimum(torch.tensor(part), n_tokens - start)
+                if not bool(count.all()):
+                    break
+                new = torch.zeros(2, max(part), dtype=torch.int64)
+                for row in range(2):
+                    new[row, : count[row]] = ids[row, start[row] : start[row] + count[row]]
+                logits, numbers, *caches = decoder(new, start, count, *caches)
+                start = start + count
+                expected = whole[torch.arange(2), start - 1]
+                _compare(logits, expected.gather(1, numbers), expected, str(lm.dtype))
+    finally:
+        lm.train(was_training)
+
+
+def _compare(
+    logits: "torch.Tensor", expected: "torch.Tensor", all_logits: "torch.Tensor", dtype: str
+) -> None:
+    largest = float(all_logits.abs().max()) or 1.0
+    tolerance_frac = _TOLERANCE_FRAC.get(dtype.removeprefix("torch."), _TOLERANCE_FRAC_HALF)
+    differs = float((logits - expected).abs().max()) / largest
+    misses = float((all_logits.amax(-1) - logits[:, 0]).abs().max()) / largest
+    if not max(differs, misses) <= tolerance_frac:
+        raise ModelError(
+            f"with the keys and values of earlier tokens kept, it answers otherwise than without "
+            f"({max(differs, misses):.1e} of its largest logit).",
+            next_step="Its attention does more than look at keys and values of earlier tokens. "
+            "Model.from_torch runs it on whole texts.",
+        )

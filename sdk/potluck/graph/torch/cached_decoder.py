@@ -1,0 +1,195 @@
+"""A causal language model of `transformers` as a pure function of new tokens and of the keys and
+values of those before, each row at a place of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+
+class _Slots(Cache):
+    """Keys and values of every layer. Entry `length` of each row is for padding.
+
+    Parameters
+    ----------
+    keys, values
+        Per layer, [rows, heads, length + 1, size].
+    places
+        Where the new tokens go, [rows, tokens].
+    """
+
+    def __init__(
+        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], places: torch.Tensor
+    ) -> None:
+        super().__init__(layers=[])
+        self.keys_of, self.values_of = list(keys), list(values)
+        self._places = places
+
+    def update(  # type: ignore[override]
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of a layer, with those of the new tokens, [rows, heads, tokens,
+        size].
+        """
+        for held, new in ((self.keys_of, key_states), (self.values_of, value_states)):
+            places = self._places[:, None, :, None].expand_as(new)
+            held[layer_idx] = held[layer_idx].scatter(2, places, new)
+        return self.keys_of[layer_idx], self.values_of[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """None is told: masks and positions are given."""
+        return 0
+
+
+class _Seen(Cache):
+    """Notes which layer hands over what."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def update(  # type: ignore[override]
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same keys and values."""
+        self.pairs[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing came before."""
+        return 0
+
+
+class _LastToken(torch.nn.Module):
+    """The head of a language model, for the last new token of each row alone."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        self.last: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, tokens, hidden] -> [rows, 1, vocabulary]."""
+        assert self.last is not None
+        last = self.last[:, None, None].expand(-1, 1, hidden.shape[-1])
+        logits: torch.Tensor = self.head(hidden.gather(1, last))
+        return logits
+
+
+class CachedDecoder(torch.nn.Module):
+    """Of each row's new tokens, behind those whose keys and values are given: the likeliest next
+    tokens, and the keys and values with theirs.
+
+    Parameters
+    ----------
+    lm
+        A causal language model of `transformers`.
+    max_length
+        Tokens of a row.
+    n_candidates
+        So many next tokens are told.
+    """
+
+    def __init__(self, lm: torch.nn.Module, max_length: int, n_candidates: int) -> None:
+        super().__init__()
+        config: Any = lm.config
+        self.lm: Any = lm
+        self.max_length, self._n_candidates = max_length, n_candidates
+        self._head = _LastToken(self.lm.get_output_embeddings())
+        self._n_layers = int(config.num_hidden_layers)
+        known = signature(self.lm.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
+        windows = getattr(config, "layer_types", None) or ()
+        self._window = int(config.sliding_window or 0) if "sliding_attention" in windows else 0
+
+    def forward(
+        self, ids: torch.Tensor, start: torch.Tensor, count: torch.Tensor, *caches: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits and numbers of the likeliest next tokens, [rows, candidates] each, the likeliest
+        first; then keys and values as in `caches`.
+
+        Parameters
+        ----------
+        ids
+            New tokens, [rows, tokens].
+        start
+            The place of the first of them, [rows].
+        count
+            How many of them count, [rows], at least 1; the others are padding.
+        *caches
+            Keys of each layer, then values, each [rows, heads, length + 1, size].
+        """
+        offsets = torch.arange(ids.shape[1], device=ids.device)[None]
+        places = torch.where(offsets < count[:, None], start[:, None] + offsets, self.max_length)
+        cache = _Slots(caches[: self._n_layers], caches[self._n_layers :], places)
+        with self._last_alone((count - 1).clamp(min=0)):
+            answer = self.lm(
+                input_ids=ids,
+                attention_mask=self._masks(places),
+                position_ids=places.clamp(max=self.max_length - 1),
+                use_cache=True,
+                **{self._cache_name: cache},
+            )
+        likeliest = answer.logits[:, 0].float().topk(self._n_candidates)
+        return (likeliest.values, likeliest.indices, *cache.keys_of, *cache.values_of)
+
+    def _masks(self, places: torch.Tensor) -> Any:
+        """Which entries of the cache a token looks at: those up to its own, [rows, 1, tokens,
+        length + 1].
+        """
+        entries = torch.arange(self.max_length + 1, device=places.device)[None, None, None]
+        own = places[:, None, :, None]
+        whole = entries <= own
+        if not self._window:
+            return whole
+        return {
+            "full_attention": whole,
+            "sliding_attention": whole & (entries > own - self._window),
+        }
+
+    @contextmanager
+    def _last_alone(self, last: torch.Tensor) -> Iterator[None]:
+        head = self.lm.get_output_embeddings()
+        self.lm.set_output_embeddings(self._head)
+        self._head.last = last
+        try:
+            yield
+        finally:
+            self.lm.set_output_embeddings(head)
+            self._head.last = None
+
+    def caches(self, rows: int) -> list[torch.Tensor]:
+        """Of that many rows, with nothing in them: none where it hands over no keys and values, or
+        not once in each layer.
+
+        Parameters
+        ----------
+        rows
+            How many.
+        """
+        seen = _Seen()
+        mask = {"full_attention": None, "sliding_attention": None} if self._window else None
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        with torch.no_grad():
+            self.lm(input_ids=ids, attention_mask=mask, use_cache=True, **{self._cache_name: seen})
+        if [*seen.pairs] != [*range(self._n_layers)]:
+            return []
+        return [
+            pair[k].new_zeros(rows, pair[k].shape[1], self.max_length + 1, pair[k].shape[3])
+            for k in range(2)
+            for pair in seen.pairs.values()
+        ]

@@ -1,0 +1,3 @@
+"""Writing with a language model: which tokens go into the next request, and what is made of its
+answer.
+"""
