@@ -262,7 +262,8 @@ class Layer:
     those of its trained parameters that other layers read, too: stages that hold one add up their
     gradients. `whole_batch`: it compares rows, so that one device takes all of a batch at once.
     `lane`: the place of its device, from 0, in a model that is divided by tensor. `is_random`: in
-    training it draws masks, as dropout does.
+    training it draws masks, as dropout does. `slots`: the most rows of a request, where it keeps
+    something of each row for the next request; 0: any number.
     """
 
     name: str
@@ -287,6 +288,7 @@ class Layer:
     whole_batch: bool = False
     lane: int | None = None
     is_random: bool = False
+    slots: int = 0
 
     def __post_init__(self) -> None:
         sizes = (
@@ -297,7 +299,7 @@ class Layer:
             "activation_bytes",
             "feed_bytes",
         )
-        more = ("norm_values", "widest_parameter_bytes", "reused_bytes")
+        more = ("norm_values", "widest_parameter_bytes", "reused_bytes", "slots")
         for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes", "widened_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         for part, total in (

@@ -29,6 +29,8 @@ MAX_ROWS = 1024
 # of the sums of a model in one order against another, as part of its largest logit
 _TOLERANCE_FRAC = {"float32": 1e-4, "float64": 1e-9}
 _TOLERANCE_FRAC_HALF = 5e-2
+_WHOLE_TEXTS = "Model.from_torch runs it on whole texts."
+_ODD = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _INPUTS = ("ids", "start", "count")
 _EXAMPLE_ROWS, _EXAMPLE_TOKENS = 2, 3
 
@@ -240,21 +242,24 @@ def _check_answers(decoder: "CachedDecoder") -> None:
     """Refuse a model that answers otherwise with a cache, in parts, than as a whole."""
     import torch
 
+    from potluck.graph.torch.export_program import first_line
+
     lm, generator = decoder.lm, torch.Generator().manual_seed(0)
     parts = [part for part in ((3, 2), (1, 1), (2, 4)) if sum(part) <= decoder.max_length]
     n_tokens = min(decoder.max_length, 8)
     ids = torch.randint(lm.config.vocab_size, (2, n_tokens), generator=generator)
-    caches, start = decoder.caches(2), torch.zeros(2, dtype=torch.int64)
-    if not caches:
-        raise ModelError(
-            f"{type(lm).__name__} does not hand keys and values of each layer to a Cache.",
-            next_step="Model.from_torch runs it on whole texts.",
-        )
+    start = torch.zeros(2, dtype=torch.int64)
     was_training = lm.training
     lm.eval()
     try:
         with torch.no_grad():
-            whole = lm(input_ids=ids, use_cache=False).logits.float()
+            caches = decoder.caches(2)
+            if not caches:
+                raise ModelError(
+                    f"{type(lm).__name__} does not hand keys and values of each layer to a Cache.",
+                    next_step=_WHOLE_TEXTS,
+                )
+            whole = lm(input_ids=ids, use_cache=False).logits
             for part in parts:
                 count = torch.minimum(torch.tensor(part), n_tokens - start)
                 if not bool(count.all()):
@@ -266,6 +271,12 @@ def _check_answers(decoder: "CachedDecoder") -> None:
                 start = start + count
                 expected = whole[torch.arange(2), start - 1]
                 _compare(logits, expected.gather(1, numbers), expected, str(lm.dtype))
+    except _ODD as error:
+        raise ModelError(
+            f"{type(lm).__name__} cannot be told masks and places of its tokens, and keys and "
+            f"values of those before: {type(error).__name__}: {first_line(str(error))}",
+            next_step=_WHOLE_TEXTS,
+        ) from error
     finally:
         lm.train(was_training)
 
@@ -281,6 +292,5 @@ def _compare(
         raise ModelError(
             f"with the keys and values of earlier tokens kept, it answers otherwise than without "
             f"({max(differs, misses):.1e} of its largest logit).",
-            next_step="Its attention does more than look at keys and values of earlier tokens. "
-            "Model.from_torch runs it on whole texts.",
+            next_step=f"Its attention does more than look at keys and values. {_WHOLE_TEXTS}",
         )

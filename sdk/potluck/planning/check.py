@@ -51,6 +51,13 @@ def check_problem(problem: Problem) -> None:
             f"step; plans have {MOST_STATED} at most.",
             next_step="Choose larger micro-batches, or a smaller batch.",
         )
+    slots = min((layer.slots for layer in problem.layers if layer.slots), default=batch)
+    if batch > slots:
+        raise UserError(
+            f"{problem.model} keeps something of {slots} rows for the next request; a request of "
+            f"{batch} does not fit.",
+            next_step=f"Plan with Inference(batch={slots}), or make the model with more rows.",
+        )
     smallest = stated or batch
     if smallest < fewest_rows(problem) and any(layer.whole_batch for layer in problem.layers):
         raise UserError(

@@ -232,7 +232,7 @@ class Bench:
 
 def possible_rows(rows: Sequence[int], layers: Sequence[Layer], train: bool) -> tuple[int, ...]:
     """The batch sizes that all of these layers can be measured at: a batch norm of which a row is
-    one value cannot learn from one row.
+    one value cannot learn from one row, and caches have so many slots.
 
     Parameters
     ----------
@@ -244,4 +244,5 @@ def possible_rows(rows: Sequence[int], layers: Sequence[Layer], train: bool) -> 
         Forward and backward.
     """
     fewest = 2 if train and any(layer.norm_values == 1 for layer in layers) else 1
-    return tuple(dict.fromkeys(max(fewest, n) for n in rows))
+    most = min((layer.slots for layer in layers if layer.slots), default=max(rows))
+    return tuple(dict.fromkeys(min(max(fewest, n), most) for n in rows))

@@ -12,8 +12,17 @@ from potluck.graph.partition.boundary_tensors import BoundaryTensors
 from potluck.graph.partition.cuts import Linearization
 from potluck.graph.partition.random_masks import draws
 from potluck.records import Edge, Layer, SharedWeight
-from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
-from potluck_wire.operators import KIND_OF
+from potluck_wire.graph import (
+    BATCH,
+    DTYPE_BYTES,
+    FLOATS,
+    Buffer,
+    Graph,
+    Parameter,
+    Ref,
+    cached,
+    node_refs,
+)
 from potluck_wire.weight_gradients import Apart, weights_apart
 
 VECTOR_ITEM_BYTES = 4  # of an element of the vector of a step, at the least
@@ -109,10 +118,11 @@ class LayerSpan:
             [state for state in own if isinstance(state, Buffer)],
         )
 
-    def caches(self) -> list[int]:
-        """The operators among its own that write to caches, by their places in the graph."""
-        nodes = self.line.traced.graph.nodes
-        return [p for p in self.positions if KIND_OF[nodes[p].op] == "cache"]
+    def slots(self) -> int:
+        """Of its caches, rows of the largest request; 0 where it has none."""
+        names = cached(self.line.traced.graph)
+        _, buffers = self.states()
+        return min((b.shape[0] for b in buffers if b.name in names), default=0)
 
     def boundary(self) -> list[Ref]:
         """The values that it hands on, or that the model gives."""
@@ -196,7 +206,7 @@ def _record(span: LayerSpan, name: str) -> Layer:
     boundary = span.boundary()
     flowing = line.requires if span.trains and not span.is_last else frozenset()
     widest_bytes, reused_bytes = span.second_gradient_bytes()
-    shared = shared_parameters(line, span.start, span.stop)
+    shared, slots = shared_parameters(line, span.start, span.stop), span.slots()
     return Layer(
         name=name,
         parameter_bytes=parameter_bytes,
@@ -212,7 +222,8 @@ def _record(span: LayerSpan, name: str) -> Layer:
         norm_values=values_per_row(traced, span.positions),
         is_random=span.trains and draws(traced, span.positions),
         widest_parameter_bytes=widest_bytes,
-        whole_batch=(traced.whole_batch and span.is_last) or bool(span.caches()),
+        whole_batch=(traced.whole_batch and span.is_last) or slots > 0,
+        slots=slots,
         reused_bytes=max(reused_bytes, _state_bytes(shared)),
         weight_flop=span.weight_flop(),
         waiting_bytes=span.nbytes(span.waiting()),

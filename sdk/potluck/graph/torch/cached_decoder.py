@@ -113,8 +113,11 @@ class CachedDecoder(torch.nn.Module):
         self._n_layers = int(config.num_hidden_layers)
         known = signature(self.lm.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
-        windows = getattr(config, "layer_types", None) or ()
-        self._window = int(config.sliding_window or 0) if "sliding_attention" in windows else 0
+        kinds = getattr(config, "layer_types", None)
+        self._kinds = frozenset(kinds or ())
+        self._window = int(getattr(config, "sliding_window", None) or 0)
+        if kinds is None and not getattr(config, "use_sliding_window", True):
+            self._window = 0
 
     def forward(
         self, ids: torch.Tensor, start: torch.Tensor, count: torch.Tensor, *caches: torch.Tensor
@@ -144,7 +147,7 @@ class CachedDecoder(torch.nn.Module):
                 use_cache=True,
                 **{self._cache_name: cache},
             )
-        likeliest = answer.logits[:, 0].float().topk(self._n_candidates)
+        likeliest = answer.logits[:, 0].topk(self._n_candidates)
         return (likeliest.values, likeliest.indices, *cache.keys_of, *cache.values_of)
 
     def _masks(self, places: torch.Tensor) -> Any:
@@ -153,24 +156,36 @@ class CachedDecoder(torch.nn.Module):
         """
         entries = torch.arange(self.max_length + 1, device=places.device)[None, None, None]
         own = places[:, None, :, None]
-        whole = entries <= own
+        whole, near = entries <= own, entries > own - self._window
         if not self._window:
-            return whole
-        return {
-            "full_attention": whole,
-            "sliding_attention": whole & (entries > own - self._window),
-        }
+            return self._as_taken(whole)
+        if not self._kinds:
+            return self._as_taken(whole & near)
+        masks = {"full_attention": whole, "sliding_attention": whole & near}
+        return {kind: self._as_taken(masks[kind]) for kind in sorted(self._kinds)}
+
+    def _as_taken(self, mask: torch.Tensor) -> torch.Tensor:
+        """As the attention of this model takes a mask: eager, as numbers that are added."""
+        if self.lm.config._attn_implementation != "eager":
+            return mask
+        least = torch.finfo(self.lm.dtype).min
+        return torch.where(mask, 0.0, least).to(self.lm.dtype)
 
     @contextmanager
     def _last_alone(self, last: torch.Tensor) -> Iterator[None]:
-        head = self.lm.get_output_embeddings()
+        head, config = self.lm.get_output_embeddings(), self.lm.config
+        experts = getattr(config, "_experts_implementation", None)
         self.lm.set_output_embeddings(self._head)
         self._head.last = last
+        if experts is not None:  # its other ways sort tokens, into sizes that depend on them
+            config._experts_implementation = "batched_mm"
         try:
             yield
         finally:
             self.lm.set_output_embeddings(head)
             self._head.last = None
+            if experts is not None:
+                config._experts_implementation = experts
 
     def caches(self, rows: int) -> list[torch.Tensor]:
         """Of that many rows, with nothing in them: none where it hands over no keys and values, or
@@ -182,7 +197,7 @@ class CachedDecoder(torch.nn.Module):
             How many.
         """
         seen = _Seen()
-        mask = {"full_attention": None, "sliding_attention": None} if self._window else None
+        mask = dict.fromkeys(self._kinds) if self._window and self._kinds else None
         ids = torch.zeros(1, 1, dtype=torch.int64)
         with torch.no_grad():
             self.lm(input_ids=ids, attention_mask=mask, use_cache=True, **{self._cache_name: seen})

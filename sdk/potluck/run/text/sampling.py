@@ -61,7 +61,7 @@ def choose(
     import torch
 
     if sampling.temperature == 0.0:
-        return int(numbers[0])
+        return int(numbers[logits == logits[0]].min())  # as argmax has it, of equals the first
     top = logits[: sampling.top_k].double()
     probabilities = torch.softmax((top - top[0]) / sampling.temperature, 0)
     before = probabilities.cumsum(0) - probabilities
