@@ -438,6 +438,7 @@ SPECIAL |= {name: [(X, 1)] for name in _DIM}
 SPECIAL |= {
     "potluck.pack_int8": [(X, 1), (X, 2), (IMAGE, 2)],
     "potluck.unpack_int8": [(tensor(2, 3, 2), (4,)), (tensor(2, 7), (4, 6))],
+    "potluck.cache_scatter": [(tensor(3, 5, 4), 1, index(2, 3, 4, below=5), tensor(2, 3, 4))],
 }
 
 

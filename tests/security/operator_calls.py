@@ -12,6 +12,7 @@ import torch
 from tests.security.legal_calls import LEGAL, Given
 
 from potluck_wire.graph import DTYPE_BYTES, FLOATS, Buffer, Dtype, Graph, Input, Node, Output, Ref
+from potluck_wire.operators import KIND_OF
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 33)
 NUMBERS = (
@@ -139,7 +140,7 @@ def spoiled_tensor(rng, given):
 def graph_of(one):
     """The graph of one node, its inputs and the contents of its buffers."""
     found, state = [], []
-    buffers = one.op == "aten.add_.Tensor"
+    buffers = KIND_OF[one.op] in ("buffer", "cache")
 
     def numbered(value):
         if isinstance(value, Given):

@@ -33,7 +33,7 @@ def differentiated(node: Node) -> Sequence[Ref]:
     kind = KIND_OF[node.op]
     if (
         node.op in _CUTS
-        or kind in ("creation", "draw", "buffer", "search")
+        or kind in ("creation", "draw", "buffer", "cache", "search")
         or (kind == "comparison" and node.op not in _SELECTS)
     ):
         return ()

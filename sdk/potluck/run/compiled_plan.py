@@ -206,10 +206,10 @@ class CompiledPlan:
 
 
 def held_bytes(piece: StagePiece, optimizer: Update | None) -> int:
-    """Bytes of a piece that stay on a device: weights, and where it is trained gradients and
-    moments.
+    """Bytes of a piece that stay on a device: weights and caches, and where it is trained gradients
+    and moments.
     """
-    total = sum(piece.weights.values())
+    total = sum(piece.weights.values()) + piece.cache_bytes
     if optimizer is None:
         return total
     for parameter, kind in piece.trained.items():

@@ -39,6 +39,7 @@ class StagePiece:
     # of micro-batches: what a forward changes and no mean over replicas brings in step
     counters: tuple[str, ...] = ()
     weight_source: str = ""
+    cache_bytes: int = 0  # what requests leave to the next ones
 
 
 def check_layers(model: Any, plan: Plan) -> None:
@@ -113,6 +114,7 @@ def _piece(
         segment=segment,
         documents=documents,
         weights=sizes,
+        cache_bytes=sum(_nbytes(item) for item in graph.buffers if item.name in caches),
         trained={
             item.name: Type(dtype=item.dtype, shape=item.shape)
             for item in graph.parameters

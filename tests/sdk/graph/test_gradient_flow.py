@@ -9,12 +9,12 @@ from potluck_wire.graph import FLOATS, Dtype, Node, Ref, refs
 from potluck_wire.operators import KIND_OF
 
 torch = pytest.importorskip("torch")
-blocks = pytest.importorskip("potluck_agent.worker.blocks")
+operators = pytest.importorskip("potluck_agent.worker.operators")
 
 
 def operator(name):
-    if name in blocks.OVERLOADS:
-        return blocks.OVERLOADS[name]
+    if name in operators.OWN:
+        return operators.OWN[name]
     packet, overload = name.removeprefix("aten.").rsplit(".", 1)
     return getattr(getattr(torch.ops.aten, packet), overload)
 
@@ -41,8 +41,8 @@ def reached(op, args, kwargs, tensors, place):
     None where it has none for it and says so.
     """
     given = [t.clone().requires_grad_() if i == place else t for i, t in enumerate(tensors)]
-    if KIND_OF[op] == "buffer":
-        return False  # a buffer that is counted in place: nothing learns from it
+    if KIND_OF[op] in ("buffer", "cache"):
+        return False  # a buffer that is changed in place: nothing learns from it
     try:
         result = operator(op)(
             *as_torch(args, given), **{k: as_torch(v, given) for k, v in kwargs.items()}
