@@ -94,9 +94,7 @@ def test_what_has_no_place_is_refused_and_changes_nothing(index, source):
 )
 def test_rows_are_never_mixed(cache, dim, index, source):
     with pytest.raises((ValueError, IndexError)):
-        OWN[OP](
-            torch.zeros(cache), dim, torch.zeros(index, dtype=torch.int64), torch.zeros(source)
-        )
+        OWN[OP](torch.zeros(cache), dim, torch.zeros(index, dtype=torch.int64), torch.zeros(source))
 
 
 def test_it_changes_buffers_that_are_said_to_change_and_nothing_else():

@@ -1,0 +1,276 @@
+"""Texts that devices write together are those that one machine writes, whatever else is written,
+whatever the plan, and whoever leaves meanwhile.
+"""
+
+import random
+import threading
+
+import pytest
+from tests.sdk.run.conftest import make_plan
+from tests.sdk.run.language_models import (
+    KINDS,
+    LENGTH,
+    ROWS,
+    language_model,
+    model_of,
+    plan_of,
+    written,
+)
+from tests.sdk.run.test_recovery import inject_after
+
+import potluck
+from potluck.errors import ModelError, PlanError, RequestFailed, UserError
+from potluck.testing.faults import memory_of
+from potluck.testing.internals import link_of
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+A, B, C = NAMES = tuple(f"local-{i}" for i in (1, 2, 3))
+QUICK = ("Llama", "Gemma3")
+
+
+@pytest.fixture(scope="module")
+def trio():
+    torch.set_num_threads(1)
+    with memory_home(3) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def llama():
+    lm = language_model()
+    return lm, model_of(lm)
+
+
+@pytest.fixture
+def run(trio, llama):
+    made = trio.deploy(plan_of(llama[1], A, B, C), llama[1]).wait()
+    yield made
+    made.close()
+
+
+def prompts(n, seed=0, longest=40):
+    draw = random.Random(seed)
+    return [[draw.randrange(97) for _ in range(draw.randint(1, longest))] for _ in range(n)]
+
+
+def check(run, lm, given, n=9):
+    texts = [run.generate(prompt, max_new_tokens=n) for prompt in given]
+    for prompt, text in zip(given, texts, strict=True):
+        assert text.wait().tokens == written(lm, prompt, n), len(prompt)
+        assert text.reason == "length"
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.long) for k in KINDS]
+)
+def test_each_kind_of_attention_writes_what_it_writes_on_one_machine(trio, kind):
+    lm = language_model(kind)
+    model = model_of(lm)
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    check(run, lm, prompts(3))
+    run.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_other_types_of_weights_too(trio, dtype):
+    lm = language_model(dtype=dtype)
+    model = model_of(lm)
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    check(run, lm, prompts(3))
+    run.close()
+
+
+def test_more_texts_than_rows_wait_for_each_other_and_none_sees_another(run, llama):
+    check(run, llama[0], prompts(ROWS * 3, seed=1))
+
+
+def test_texts_that_begin_while_others_are_written(run, llama):
+    lm, _ = llama
+    first, second, third = prompts(3, seed=2)
+    long = run.generate(first, max_new_tokens=8)
+    coming = iter(long)
+    begun = [next(coming)]
+    inside = [run.generate(prompt, max_new_tokens=5) for prompt in (second, third)]
+    assert [*begun, *coming] == written(lm, first, 8)
+    for prompt, text in zip((second, third), inside, strict=True):
+        assert text.wait().tokens == written(lm, prompt, 5)
+
+
+def test_threads_of_their_own(run, llama):
+    given, found = prompts(4, seed=3), {}
+
+    def write(i):
+        found[i] = [*run.generate(given[i], max_new_tokens=4)]
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(len(given))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == {i: written(llama[0], prompt, 4) for i, prompt in enumerate(given)}
+
+
+def test_a_text_ends_at_a_token_that_ends_texts_or_where_there_is_no_more_room(trio):
+    lm = language_model()
+    (prompt,) = prompts(1, seed=4)
+    expected = written(lm, prompt, 12)
+    lm.generation_config.eos_token_id = expected[5]
+    model = model_of(lm)
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    text = run.generate(prompt, max_new_tokens=12).wait()
+    assert text.reason == "stop"
+    assert text.tokens == expected[: expected.index(expected[5]) + 1]
+    run.close()
+    lm.generation_config.eos_token_id = None
+    model = model_of(lm, rows=1)
+    run = trio.deploy(plan_of(model, C), model).wait()
+    text = run.generate([1] * (LENGTH - 3), max_new_tokens=12).wait()
+    assert text.reason == "length"
+    assert text.tokens == written(lm, [1] * (LENGTH - 3), 3)
+    run.close()
+
+
+def test_the_plan_changes_in_the_middle_of_a_text(run, llama):
+    lm, model = llama
+    given = prompts(2, seed=5, longest=8)
+    texts = [run.generate(prompt, max_new_tokens=25) for prompt in given]
+    for devices in ((C, A), (B,), (A, B, C)):
+        for text in texts:
+            n, coming = len(text.tokens), iter(text)
+            for _ in range(n + 1):
+                next(coming, None)
+        run.switch(plan_of(model, *devices)).wait()
+    for prompt, text in zip(given, texts, strict=True):
+        assert text.wait().tokens == written(lm, prompt, 25)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("device", NAMES)
+@pytest.mark.parametrize("how", ["kill", "kill_worker", "pull"])
+@pytest.mark.parametrize("after", [1, 4, 9, 20])
+def test_whoever_is_lost_in_the_middle_the_text_is_the_same(llama, device, how, after):
+    lm, model = llama
+    given = prompts(3, seed=after)
+    with memory_home(3) as home:
+        run = home.deploy(plan_of(model, A, B, C), model).wait()
+        fault = getattr(memory_of(home), how)
+        inject_after(home, [(after, lambda: fault(device))])
+        check(run, lm, given)
+        link_of(home).watch(None)
+        run.close()
+
+
+def test_the_same_seed_chooses_the_same_text_on_any_plan(trio, llama):
+    _, model = llama
+    (prompt,) = prompts(1, seed=6)
+    how = {"max_new_tokens": 12, "temperature": 1.5, "top_k": 5, "top_p": 0.9}
+    found = []
+    for devices in ((A,), (B, C)):
+        run = trio.deploy(plan_of(model, *devices), model).wait()
+        found += [run.generate(prompt, seed=seed, **how).wait().tokens for seed in (0, 1)]
+        run.close()
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
+
+
+def test_who_has_read_enough_ends_it(run, llama):
+    given = prompts(2, seed=7)
+    text = run.generate(given[0], max_new_tokens=10_000)
+    next(iter(text))
+    text.cancel()
+    assert text.wait().reason == "cancelled"
+    check(run, llama[0], given[1:])  # its row is free again
+
+
+def test_what_is_no_number_ends_its_own_text_and_is_gone_with_it(trio):
+    """Keys and values that are no numbers would spoil whoever has their row next."""
+    lm = language_model()
+    with torch.no_grad():
+        lm.get_input_embeddings().weight[96] = float("nan")
+    model = model_of(lm, rows=1)
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    with pytest.raises(RequestFailed, match="computed no number"):
+        run.generate([3, 96, 4]).wait()
+    prompt = [5, 6, 7]
+    assert run.generate(prompt, max_new_tokens=4).wait().tokens == written(lm, prompt, 4)
+    run.close()
+
+
+class Words:
+    """A tokenizer of words that are numbers."""
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+
+def test_words_where_there_is_a_tokenizer(trio):
+    lm = language_model()
+    model = model_of(lm, tokenizer=Words())
+    run = trio.deploy(plan_of(model, A), model).wait()
+    expected = " ".join(map(str, written(lm, [5, 6, 7], 4)))
+    assert run.generate("5 6 7", max_new_tokens=4).wait().text == expected
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "how", "words"),
+    [
+        ([], {}, "no token"),
+        ([97], {}, "97 is no token of this model; they are 0 to 96"),
+        ([-1], {}, "-1 is no token"),
+        ([0] * LENGTH, {}, f"{LENGTH} tokens"),
+        ("hello", {}, "tokenizer"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"top_k": 0}, "top_k"),
+        ([1], {"top_p": 0.0}, "top_p"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused_in_words(run, prompt, how, words):
+    with pytest.raises(UserError, match=words):
+        run.generate(prompt, **how)
+
+
+def test_models_that_write_are_not_called_and_others_do_not_write(trio, run, llama):
+    _, model = llama
+    with pytest.raises(ModelError, match="run.generate"):
+        run(torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2), torch.ones(2))
+    shared = make_plan(model, ((A, B), (1, 1)), micro_batch=ROWS, training=False)
+    with pytest.raises(PlanError, match="share those of its stage"):
+        trio.deploy(shared, model).wait()
+
+
+def test_a_run_that_has_ended_ends_its_texts(trio, llama):
+    _, model = llama
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    text = run.generate([1, 2], max_new_tokens=10_000)
+    next(iter(text))
+    run.close()
+    with pytest.raises(potluck.PotluckError):
+        text.wait()
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Mamba"])
+def test_other_ways_to_remember_are_refused_in_words(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    if kind == "Mamba":
+        sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+    lm = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**sizes)
+    )
+    with pytest.raises(ModelError, match="whole texts"):
+        model_of(lm)
+    with pytest.raises(ModelError, match="causal language model"):
+        model_of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"max_length": 65}, {"n_candidates": 98}])
+def test_sizes_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ModelError, match=f"{next(iter(wrong))} is a whole number"):
+        model_of(language_model(), **wrong)
