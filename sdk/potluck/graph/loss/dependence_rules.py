@@ -400,6 +400,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
         shapes.part,
     ),
     (aten("index_select gather"), shapes.taken(1)),
+    (aten("scatter.src scatter.value scatter_add"), shapes.scattered),
     (aten("index.Tensor"), shapes.indexed),
     (aten("cat stack"), shapes.joined),
     (aten("pad constant_pad_nd"), shapes.padded),

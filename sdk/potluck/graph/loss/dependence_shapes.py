@@ -166,6 +166,20 @@ def taken(position: int) -> Callable[[NodeView], Dependence | None]:
     return rule
 
 
+def scattered(look: NodeView) -> Dependence | None:
+    """Entries put into places along a dimension, by an index, each row's into that row."""
+    axis, refs = look.axis_of(look.first), look.refs
+    if axis is None or look.argument(1, "dim") % look.rank(look.first) == axis:
+        return None
+    if any(look.axis_of(ref) != axis for ref in refs):
+        return None
+    if len({(look.known[ref].outer, look.per_row(ref)) for ref in refs}) > 1:
+        return None
+    numbers = [look.number(number) for number in look.numbers[1:]]  # behind the dimension
+    values = [look.known[ref] for ref in refs]
+    return look.laid_out_as(refs, function([*values, *numbers]))
+
+
 def indexed(look: NodeView) -> Dependence | None:
     """x[i, j, ...]: rows numbered by `arange`, tables looked up for each row, and entries within a
     row.

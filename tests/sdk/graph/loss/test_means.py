@@ -259,6 +259,18 @@ MEANS = {
     "cosines, by sign": (nn.CosineEmbeddingLoss(0.2), (_values, lambda: _signs()[:, 0])),
     "distances": (lambda y, t: nn.PairwiseDistance(p=1)(y, t).mean(), (_values,)),
     "gathered": (lambda y, t: -y.log_softmax(1).gather(1, t[:, None]).mean(), (_labels,)),
+    "scattered": (
+        lambda y, t: (y * 2).scatter(1, t[:, None], y[:, :1]).square().mean(),
+        (_labels,),
+    ),
+    "a number scattered": (
+        lambda y, t: mse_loss(y, torch.zeros_like(y).scatter(1, t[:, None], 1.0)),
+        (_labels,),
+    ),
+    "scattered and added": (
+        lambda y, t: y.scatter_add(1, t[:, None], y[:, 1:2] * 3).square().mean(),
+        (_labels,),
+    ),
     "numbered": (by_number, (_labels,)),
     "masked": (
         lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
