@@ -53,6 +53,7 @@ _FASTER: dict[str, Callable[..., Any]] = {
     "aten.cat.default": torch.cat,
     "aten.constant_pad_nd.default": torch.constant_pad_nd,
     "aten.max_pool2d.default": torch.max_pool2d,
+    "potluck.cache_scatter.default": caches.cache_scatter,
 }
 
 

@@ -5,6 +5,7 @@ A cache has a slot for each row of the largest request. What takes the place of 
 by one operator, which scatters new entries into the old ones.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -84,23 +85,20 @@ def _in_place(node: Node) -> Node:
 
 def _check(traced: Traced, written: Mapping[Ref, int]) -> None:
     graph = traced.graph
-    readers: dict[int, int] = {}
-    for node in graph.nodes:
-        for ref in node_refs(node):
-            readers[ref.value] = readers.get(ref.value, 0) + 1
-    symbols = {symbol.input for symbol in graph.symbols}
+    readers = Counter(ref.value for node in graph.nodes for ref in node_refs(node))
+    measured = {symbol.input for symbol in graph.symbols}
     for ref, value in written.items():
-        position = ref.value - graph.first_node
-        node = graph.nodes[position] if position >= 0 else None
-        if (
-            node is None
-            or node.op != _SCATTER
-            or node.args[0] != Ref(value)
-            or node.args[1] == 0
-            or readers[value] != 1
-            or value in symbols
-        ):
+        if readers[value] != 1 or value in measured or not _is_scattered(traced, ref, value):
             raise ModelError(
                 f"{graph.inputs[value].name} is no cache: it must be read once, by a scatter "
                 "whose result the next request gets."
             )
+
+
+def _is_scattered(traced: Traced, ref: Ref, value: int) -> bool:
+    """Whether `ref` is this input after a scatter, along another dimension than the rows."""
+    position = ref.value - traced.graph.first_node
+    if position < 0:
+        return False
+    node, rank = traced.graph.nodes[position], len(traced.type_of(ref).shape)
+    return node.op == _SCATTER and node.args[0] == Ref(value) and int(str(node.args[1])) % rank != 0

@@ -665,15 +665,6 @@ class Model(Shown):
 
     # --- inputs and outputs ---
 
-    def check_answers(self) -> None:
-        """Refuse to be called where requests are not answered one by one.
-
-        Raises
-        ------
-        ModelError
-            It writes texts; says how.
-        """
-
     def inputs(self, train: bool = False) -> tuple[records.Tensor, ...]:
         """What home feeds: the inputs, in training followed by the targets and what the loss makes
         of a whole batch.

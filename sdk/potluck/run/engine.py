@@ -342,14 +342,8 @@ class RunEngine:
         self.failed = self.failed or error
         self.group.drop()
 
-    @property
-    def holder_of_caches(self) -> object:
-        """Who holds what requests leave to the next ones: it is equal as long as they do."""
-        with self._requesting:
-            return self.group, self.compiled_plan.epoch
-
     def request(
-        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int, *, holder: object = None
+        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int, *, after: object = None
     ) -> "RunRequest":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
@@ -359,19 +353,19 @@ class RunEngine:
             Each [rows, ...].
         start, stop
             Rows [start, stop) are still to be answered.
-        holder
-            Who must hold what earlier requests left; default: whoever does.
+        after
+            The compiled plan that answered those whose caches it needs; default: none.
 
         Raises
         ------
         CachesGone
-            It is not there any more.
+            That is not in force any more.
         NoProgram
             They are compared, and their number needs a program of its own.
         """
         with self._requesting:
             current, number = self.compiled_plan, self.n_requests
-            if holder is not None and holder != (self.group, current.epoch):
+            if after is not None and after is not current:
                 raise CachesGone
             program, batch = current.answering(stop - start)
             if program not in current.infer_rows:
@@ -397,11 +391,9 @@ class RunEngine:
     def is_failing(self) -> bool:
         """Whether the step that is waited for has failed already."""
         future = self._in_flight[0][0] if self._in_flight else None
-        return (
-            future is not None
-            and future.done()
-            and (future.cancelled() or future.exception() is not None)
-        )
+        if future is None or not future.done():
+            return False
+        return future.cancelled() or future.exception() is not None
 
     @property
     def alike(self) -> "tuple[tuple[ExecutionResult, Compiled], ...]":

@@ -18,6 +18,7 @@ from potluck.sessions.events import ExecutionResult
 if TYPE_CHECKING:
     import torch
 
+    from potluck.run.compiled_plan import CompiledPlan
     from potluck.run.engine import RunEngine
     from potluck.run.in_flight import RunRequest
 
@@ -66,9 +67,9 @@ def answers(
 
 
 def answer_once(
-    engine: "RunEngine", given: "Sequence[torch.Tensor]", holder: object, n_lost: int
+    engine: "RunEngine", given: "Sequence[torch.Tensor]", after: "CompiledPlan", n_lost: int
 ) -> "dict[str, torch.Tensor]":
-    """The outputs for these rows, all at once, by who holds what earlier requests left.
+    """The outputs for these rows, all at once, by who has what earlier requests left.
 
     Parameters
     ----------
@@ -76,21 +77,21 @@ def answer_once(
         Of a run for inference.
     given
         Its inputs, each [rows, ...].
-    holder
-        As `engine.holder_of_caches` was.
+    after
+        The compiled plan that answered those.
     n_lost
         So many requests were lost before this one.
 
     Raises
     ------
     CachesGone
-        That is not there any more; the run goes on.
+        That is not in force any more; the run goes on.
     PotluckError
         The run has ended, or what is asked has cost more devices than there are.
     """
     rows = given[0].shape[0]
     try:
-        request = engine.request(given, 0, rows, holder=holder)
+        request = engine.request(given, 0, rows, after=after)
     except NoProgram:
         with engine.boundary():
             engine.check()

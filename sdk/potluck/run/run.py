@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from potluck.run.run_file import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
 from potluck.run.snapshots import Protection
 from potluck.run.state_transfer import DeployedWeights
+from potluck.run.text.writes import Writes
 from potluck.run.update_source import STEP, UpdateRequest, has_begun, in_use
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
@@ -56,12 +57,11 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.profile.profiles import Profile
-    from potluck.run.text.writer import Generation, Writer
 
 EVALUATION_ROWS = 32
 
 
-class Run(Watched):
+class Run(Watched, Writes):
     """A plan at work on its devices; made by `home.deploy`."""
 
     def __init__(self, engine: RunEngine, link: SessionLink) -> None:
@@ -488,7 +488,6 @@ class Run(Watched):
         if self.plan.training:
             return self._answer(*inputs, **named)
         engine = self._engine
-        engine.model.check_answers()
         check_as_sent(engine.model, engine.value_marks)
         given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
         rows = engine.model.check_inputs(*given)
@@ -497,58 +496,6 @@ class Run(Watched):
         parts = [*answers(engine, given, rows)]
         names = [tensor.name for tensor in engine.compiled_plan.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
-
-    def generate(
-        self,
-        prompt: "str | Sequence[int]",
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ) -> "Generation":
-        """A text that begins with a prompt, written by a language model.
-
-        As many texts are written at once as the model has rows; more wait. Devices may come and go
-        and plans change meanwhile: the text is read again where it goes on.
-
-        Parameters
-        ----------
-        prompt
-            Tokens, or words where the model has a tokenizer.
-        max_new_tokens
-            It ends after so many, with a token that ends texts, or at the model's `max_length`.
-        temperature
-            Of the choice of the next token; 0: always the likeliest.
-        top_k
-            Choose among so many of the likeliest; default: among the model's candidates.
-        top_p
-            Choose among the fewest whose probabilities add up to this.
-        seed
-            Of the choice.
-
-        Returns
-        -------
-        Generation
-            Iterate it for the tokens as they come; `wait()`, `tokens` and `text`.
-
-        Raises
-        ------
-        UserError
-            The run has no language model, or a number or the prompt is not what it should be.
-        """
-        from potluck.run.text.sampling import Sampling
-
-        self._engine.check()
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return self._writer.begin(prompt, max_new_tokens, sampling)
-
-    @cached_property
-    def _writer(self) -> "Writer":
-        from potluck.run.text.writer import Writer
-
-        return Writer(self._engine)
 
     def adapt(self) -> "Handle[tuple[Decision, ...]]":
         """Compare requests with their prediction while they are answered, and go over to another

@@ -26,7 +26,8 @@ from potluck_wire.graph import (
 )
 
 OP = "potluck.cache_scatter.default"
-SLOTS, LENGTH, SIZE = 3, 5, 2
+SLOTS, LENGTH = 3, 5
+SIZE = 2
 GRAPH = Graph(
     inputs=(
         Input(name="index", dtype="int64", shape=(BATCH, 1, SIZE)),

@@ -8,10 +8,15 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+_GROUPED = "potluck_grouped"  # the name of `_grouped_attention` among those of transformers
+_EXPERTS = "batched_mm"  # transformers' other ways have sizes that depend on values
 
-class _Slots(Cache):
+
+class _Slots(Cache):  # type: ignore[misc]
     """Keys and values of every layer. Entry `length` of each row is for padding.
 
     Parameters
@@ -29,7 +34,7 @@ class _Slots(Cache):
         self.keys_of, self.values_of = list(keys), list(values)
         self._places = places
 
-    def update(  # type: ignore[override]
+    def update(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
@@ -50,14 +55,14 @@ class _Slots(Cache):
         return 0
 
 
-class _Seen(Cache):
+class _Seen(Cache):  # type: ignore[misc]
     """Notes which layer hands over what."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def update(  # type: ignore[override]
+    def update(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
@@ -72,6 +77,38 @@ class _Seen(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Nothing came before."""
         return 0
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention whose heads in groups share keys and values, as those of one head with more
+    queries: none is copied for each head.
+    """
+    n_groups = key.shape[1]
+    n_shared = query.shape[1] // n_groups
+    # [rows, groups, tokens x shared, size]: in this order no stride depends on how many tokens
+    queries = torch.unflatten(query.transpose(1, 2), 2, (n_groups, n_shared)).transpose(1, 2)
+    mask = attention_mask[:, :, :, None].expand(-1, -1, -1, n_shared, -1)
+    found = scaled_dot_product_attention(
+        _merged(queries), key, value, attn_mask=_merged(mask), scale=scaling
+    )
+    apart = torch.unflatten(found, 2, (query.shape[2], n_shared)).transpose(1, 2)
+    return _merged(apart), None
+
+
+def _merged(values: torch.Tensor) -> torch.Tensor:
+    """The third and fourth dimension as one."""
+    return values.clone(memory_format=torch.contiguous_format).flatten(2, 3)
+
+
+AttentionInterface.register(_GROUPED, _grouped_attention)
 
 
 class _LastToken(torch.nn.Module):
@@ -102,14 +139,20 @@ class CachedDecoder(torch.nn.Module):
         Tokens of a row.
     n_candidates
         So many next tokens are told.
+
+    Attributes
+    ----------
+    groups
+        Whether heads that share keys and values are computed together.
     """
 
-    def __init__(self, lm: torch.nn.Module, max_length: int, n_candidates: int) -> None:
+    def __init__(self, lm: Any, max_length: int, n_candidates: int) -> None:
         super().__init__()
         config: Any = lm.config
-        self.lm: Any = lm
+        self.lm = lm
         self.max_length, self._n_candidates = max_length, n_candidates
-        self._head = _LastToken(self.lm.get_output_embeddings())
+        self.groups = True
+        self._head: Any = _LastToken(self.lm.get_output_embeddings())
         self._n_layers = int(config.num_hidden_layers)
         known = signature(self.lm.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
@@ -139,7 +182,7 @@ class CachedDecoder(torch.nn.Module):
         offsets = torch.arange(ids.shape[1], device=ids.device)[None]
         places = torch.where(offsets < count[:, None], start[:, None] + offsets, self.max_length)
         cache = _Slots(caches[: self._n_layers], caches[self._n_layers :], places)
-        with self._last_alone((count - 1).clamp(min=0)):
+        with self._as_told((count - 1).clamp(min=0)):
             answer = self.lm(
                 input_ids=ids,
                 attention_mask=self._masks(places),
@@ -172,18 +215,25 @@ class CachedDecoder(torch.nn.Module):
         return torch.where(mask, 0.0, least).to(self.lm.dtype)
 
     @contextmanager
-    def _last_alone(self, last: torch.Tensor) -> Iterator[None]:
-        head, config = self.lm.get_output_embeddings(), self.lm.config
+    def _as_told(self, last: torch.Tensor) -> Iterator[None]:
+        """Inside, the head sees the last token alone, and attention and experts are computed as
+        devices can.
+        """
+        config, head = self.lm.config, self.lm.get_output_embeddings()
+        attention = config._attn_implementation
         experts = getattr(config, "_experts_implementation", None)
         self.lm.set_output_embeddings(self._head)
         self._head.last = last
-        if experts is not None:  # its other ways sort tokens, into sizes that depend on them
-            config._experts_implementation = "batched_mm"
+        if self.groups and attention == "sdpa":
+            config._attn_implementation = _GROUPED
+        if experts is not None:
+            config._experts_implementation = _EXPERTS
         try:
             yield
         finally:
             self.lm.set_output_embeddings(head)
             self._head.last = None
+            config._attn_implementation = attention
             if experts is not None:
                 config._experts_implementation = experts
 

@@ -11,7 +11,7 @@ MAX_NEW_TOKENS = 32  # of one row in one request: a longer prompt is read in par
 
 
 @dataclass(eq=False)
-class Text:
+class GeneratedText:
     """One text: its prompt, what was written so far, and how many of its tokens devices hold the
     keys and values of.
     """
@@ -49,8 +49,8 @@ class TokenRequest:
     ids: list[list[int]]
     start: list[int]
     count: list[int]
-    texts: list[tuple[int, Text]]
-    writes: list[tuple[int, Text]]
+    texts: list[tuple[int, GeneratedText]]
+    writes: list[tuple[int, GeneratedText]]
 
 
 class TextSlots:
@@ -66,15 +66,15 @@ class TextSlots:
 
     def __init__(self, rows: int, length: int) -> None:
         self._length = length
-        self._slots: list[Text | None] = [None] * rows
-        self._waiting: deque[Text] = deque()
+        self._slots: list[GeneratedText | None] = [None] * rows
+        self._waiting: deque[GeneratedText] = deque()
 
     @property
-    def texts(self) -> list[Text]:
+    def texts(self) -> list[GeneratedText]:
         """Those that are not whole yet."""
         return [*filter(None, self._slots), *self._waiting]
 
-    def add(self, text: Text) -> None:
+    def add(self, text: GeneratedText) -> None:
         """It begins when a slot is free."""
         self._waiting.append(text)
 
@@ -85,7 +85,8 @@ class TextSlots:
         if not begun:
             return None
         width = _width(max(text.n_missing for _, text in begun))
-        ids, start, count = [], [], []
+        ids = []
+        start, count = [], []
         for text in self._slots:
             new = text.tokens[text.n_held : text.n_held + width] if text else [0]
             ids.append([*new, *[0] * (width - len(new))])

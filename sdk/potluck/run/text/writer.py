@@ -12,11 +12,12 @@ from potluck.graph.language_model import LanguageModel
 from potluck.run.in_flight import CachesGone
 from potluck.run.requests import answer_once, empty_caches
 from potluck.run.text.sampling import Sampling, choose
-from potluck.run.text.text_slots import Text, TextSlots, TokenRequest
+from potluck.run.text.text_slots import GeneratedText, TextSlots, TokenRequest
 
 if TYPE_CHECKING:
     import torch
 
+    from potluck.run.compiled_plan import CompiledPlan
     from potluck.run.engine import RunEngine
 
 
@@ -33,7 +34,7 @@ class Generation:
         Of the model, where it has one.
     """
 
-    def __init__(self, text: Text, sampling: Sampling, tokenizer: Any) -> None:
+    def __init__(self, text: GeneratedText, sampling: Sampling, tokenizer: Any) -> None:
         import torch
 
         self._text, self._tokenizer = text, tokenizer
@@ -113,7 +114,7 @@ class Generation:
     def _is_over(self) -> bool:
         return bool(self._text.reason) or self._error is not None
 
-    def is_of(self, text: Text) -> bool:
+    def is_of(self, text: GeneratedText) -> bool:
         """Whether it is this text."""
         return self._text is text
 
@@ -161,10 +162,11 @@ class Writer:
         self._model = engine.model
         self._slots = TextSlots(self._model.rows, self._model.max_length)
         self._generations: dict[int, Generation] = {}
-        self._new: deque[tuple[Text, Generation]] = deque()
+        self._new: deque[tuple[GeneratedText, Generation]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._holder: object = None  # who holds the keys and values of the texts
+        # answered what came before, and has the keys and values of it
+        self._compiled_plan: CompiledPlan | None = None
         self._n_lost = 0  # requests, since the last answer
 
     def begin(
@@ -197,7 +199,7 @@ class Writer:
                 next_step="Cut it, or make the model with a larger max_length.",
             )
         most = min(model.max_length, len(tokens) + max_new_tokens)
-        text = Text(tokens, most, frozenset(model.stops))
+        text = GeneratedText(tokens, most, frozenset(model.stops))
         generation = Generation(text, sampling, model.tokenizer)
         with self._lock:
             self._new.append((text, generation))
@@ -225,22 +227,22 @@ class Writer:
                 self._ask(request)
                 self._n_lost = 0
             except CachesGone:
-                self._holder, self._n_lost = None, self._n_lost + 1
+                self._compiled_plan, self._n_lost = None, self._n_lost + 1
             except PotluckError as error:
-                self._holder = None
+                self._compiled_plan = None
                 for text in self._slots.texts:
                     self._generations[id(text)].fail(error)
 
     def _ask(self, request: TokenRequest) -> None:
         import torch
 
-        if self._holder is None:
+        if self._compiled_plan is None:
             self._slots.forget()
             self._engine.check()
-            self._holder = self._engine.holder_of_caches
+            self._compiled_plan = self._engine.compiled_plan
             return  # what to ask is another thing now
         given = [torch.tensor(rows) for rows in (request.ids, request.start, request.count)]
-        outputs = answer_once(self._engine, given, self._holder, self._n_lost)
+        outputs = answer_once(self._engine, given, self._compiled_plan, self._n_lost)
         logits, numbers = outputs.values()
         self._slots.answered(request)
         for row, text in request.writes:
@@ -252,7 +254,7 @@ class Writer:
                 generation.write(logits[row], numbers[row])
 
 
-def _no_number(text: Text) -> RequestFailed:
+def _no_number(text: GeneratedText) -> RequestFailed:
     return RequestFailed(
         f"the model computed no number for the token behind {len(text.tokens)} others.",
         next_step="Its weights, or its data type, do not hold this text.",
