@@ -1,7 +1,7 @@
 """What may be asked of `home.serve`: checked before anything is measured. Pure."""
 
 from potluck.errors import UserError
-from potluck.serve.scheduling.records import Frequency, Latency, check_count, check_number
+from potluck.serve.scheduling.records import Frequency, Latency, Slo, check_count, check_number
 
 MAX_NAME = 64
 EXTRA = "._-"
@@ -43,6 +43,29 @@ def check_serving(name: str, slo: object, priority: int, max_queue: int, per_s: 
         raise UserError(f"priority is a whole number, got {priority!r}.")
     check_count("max_queue", max_queue)
     check_number("per_s", per_s, zero=True)
+
+
+def need_frequency(name: str, slo: Slo) -> Frequency:
+    """The limit of a service that takes streams.
+
+    Parameters
+    ----------
+    name
+        Of the service.
+    slo
+        Its limit.
+
+    Raises
+    ------
+    UserError
+        It takes none.
+    """
+    if not isinstance(slo, Frequency):
+        raise UserError(
+            f"{name} answers single requests, with a limit for each.",
+            next_step="Serve it with slo=potluck.Frequency(fps=30).",
+        )
+    return slo
 
 
 def is_name(name: str) -> bool:

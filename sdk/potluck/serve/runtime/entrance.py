@@ -1,12 +1,19 @@
 """A device as the entrance of a service: ask it, and see where the answer came from."""
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from math import ceil
 from typing import Any
 
-from potluck.errors import UserError
+from potluck.errors import NotServed, UserError
 from potluck.run import batches
+from potluck.serve.runtime.argument_checks import need_frequency
 from potluck.serve.runtime.entrances import RoutedAnswer
+from potluck.serve.runtime.pending_requests import in_turn
 from potluck.serve.runtime.serving import Serving
+from potluck_wire.limits import MAX_ASKS
+
+MAX_FRAMES = MAX_ASKS // 2  # of one stream under way: the home has other requests there
 
 
 class Entrance:
@@ -58,6 +65,7 @@ class Entrance:
             There is no row, or there are more than it takes at once.
         """
         given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
+        given = tuple(each.clone() for each in given)  # they may be overwritten meanwhile
         if self._model.check_inputs(*given) == 0:
             raise UserError("a request needs one row or more, got none.")
         asked = self._serving.entrances.ask(self.name, self.device, given, limit_s)
@@ -74,5 +82,37 @@ class Entrance:
         asked.on_done(give)
         return answer
 
+    def stream(
+        self, frames: Iterable[Any], fps: float | None = None
+    ) -> Iterator[RoutedAnswer | None]:
+        """The answers to frames, in their order; None for a frame that had no answer in time.
+
+        Each frame is decided for itself, so that some are answered here and others elsewhere. As
+        many are under way as the tolerance allows; the next one is taken when there is room.
+
+        Parameters
+        ----------
+        frames
+            Each as a call takes it: one input [rows, ...], or a tuple of inputs.
+        fps
+            Frames per second that are asked for; default: those of the service.
+
+        Raises
+        ------
+        UserError
+            This is no frequency service.
+        """
+        slo = need_frequency(self.name, self._serving.wanted(self.name).slo)
+        most = ceil(slo.tolerance_s * (slo.fps if fps is None else fps))
+        asked = (self.ask(*(x if isinstance(x, tuple) else (x,))) for x in frames)
+        return map(_in_time, in_turn(asked, min(MAX_FRAMES, max(1, most))))
+
     def __repr__(self) -> str:
         return f"<Entrance of {self.name} at {self.device}>"
+
+
+def _in_time(asked: "Future[RoutedAnswer]") -> RoutedAnswer | None:
+    try:
+        return asked.result()
+    except NotServed:
+        return None

@@ -2,15 +2,18 @@
 others and put together again.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck.errors import NotServed
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +138,36 @@ def joined(rows: Sequence[RequestRow]) -> "list[torch.Tensor]":
     if len(rows) == 1:
         return rows[0].inputs
     return [torch.cat(parts) for parts in zip(*(row.inputs for row in rows), strict=True)]
+
+
+def in_turn(asked: Iterable[T], most: int) -> Iterator[T]:
+    """What is asked, in its order; the next one is asked for when less than so many are out.
+
+    Parameters
+    ----------
+    asked
+        Asks for the next one when it is taken.
+    most
+        At once.
+
+    Examples
+    --------
+    >>> asked = (print("ask", number) or number for number in range(3))
+    >>> [print("answer", number) for number in in_turn(asked, 2)]
+    ask 0
+    ask 1
+    answer 0
+    ask 2
+    answer 1
+    answer 2
+    [None, None, None]
+    """
+    out = deque[T]()
+    for each in asked:
+        out.append(each)
+        if len(out) >= most:
+            yield out.popleft()
+    yield from out
 
 
 def apart(outputs: "Sequence[torch.Tensor]", n_rows: int) -> "list[list[torch.Tensor]]":

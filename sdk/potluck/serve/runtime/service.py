@@ -1,6 +1,5 @@
 """Service: a model that the home answers for, within a limit. Call it; ask it; give it a stream."""
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from math import ceil
@@ -9,10 +8,11 @@ from typing import Any
 from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
+from potluck.serve.runtime.argument_checks import need_frequency
 from potluck.serve.runtime.entrance import Entrance
-from potluck.serve.runtime.pending_requests import Pending
+from potluck.serve.runtime.pending_requests import Pending, in_turn
 from potluck.serve.runtime.serving import Serving
-from potluck.serve.scheduling.records import Frequency, Slo
+from potluck.serve.scheduling.records import Slo
 from potluck.serve.stats import ServiceStats
 
 
@@ -169,12 +169,7 @@ class Service(Shown):
         NotServed
             Other streams take all there is.
         """
-        slo = self.slo
-        if not isinstance(slo, Frequency):
-            raise UserError(
-                f"{self.name} answers single requests, with a limit for each.",
-                next_step="Serve it with slo=potluck.Frequency(fps=30).",
-            )
+        slo = need_frequency(self.name, self.slo)
         wanted_fps = slo.fps if fps is None else fps
         dispatch = self._serving.dispatch
         stream, granted_fps = dispatch.open(self.name, wanted_fps)
@@ -193,23 +188,19 @@ class Service(Shown):
     def _asked(
         self, frames: Iterable[Any], stream: int, max_under_way: int
     ) -> Generator[Any, None, None]:
-        dispatch, under_way = self._serving.dispatch, deque[Pending]()
         try:
             yield None
-            for number, frame in enumerate(frames):
-                inputs = frame if isinstance(frame, tuple) else (frame,)
-                tensors, rows = self._checked(inputs, {})
-                under_way.append(
-                    dispatch.ask(
-                        self.name, tensors, rows, self._model.answer, stream=stream, frame=number
-                    )
-                )
-                if len(under_way) >= max_under_way:
-                    yield under_way.popleft()
-            while under_way:
-                yield under_way.popleft()
+            pending = (self._frame(frame, stream, number) for number, frame in enumerate(frames))
+            yield from in_turn(pending, max_under_way)
         finally:
-            dispatch.end(self.name, stream)
+            self._serving.dispatch.end(self.name, stream)
+
+    def _frame(self, frame: Any, stream: int, number: int) -> Pending:
+        inputs = frame if isinstance(frame, tuple) else (frame,)
+        tensors, rows = self._checked(inputs, {})
+        return self._serving.dispatch.ask(
+            self.name, tensors, rows, self._model.answer, stream=stream, frame=number
+        )
 
     def close(self) -> None:
         """End it: whoever waits is refused, and its devices forget it; safe to call twice."""

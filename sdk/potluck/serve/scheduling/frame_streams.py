@@ -1,11 +1,8 @@
 """Streams of frames on the replicas of one service: which rate a stream is granted (multi-frame),
-and to which replica each frame goes in turn with order kept (data parallel).
-
-EPARA, sections 2.3, 3.1 and 4.1. `StreamLedger` admits streams and counts what is idle.
-`FrameTurns` sends the frames of one admitted stream to its groups and puts the answers in order.
+and on how many of them (data parallel). EPARA, sections 2.3, 3.1 and 4.1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from potluck.serve.scheduling.records import Allocation
 
@@ -145,57 +142,3 @@ class StreamLedger:
         self._used_fps = self._used_fps[:n_replicas] + [0.0] * more
         self._n_streams = self._n_streams[:n_replicas] + [0] * more
         return lost
-
-
-@dataclass(slots=True)
-class FrameTurns:
-    """The frames of one stream: to which group each goes, and when its answer may be shown.
-
-    Frame i belongs to the group (i div MF) mod DP: MF neighbours share a batch, and groups take
-    turns. Answers come out in the order of the frames; one that is missing is skipped once a frame
-    that is `window` later is here.
-
-    >>> turns = FrameTurns(n_groups=2, multi_frame=2)
-    >>> [turns.group(frame) for frame in range(6)]
-    [0, 0, 1, 1, 0, 0]
-    >>> turns.answered(1), turns.answered(0)
-    ([], [0, 1])
-    """
-
-    n_groups: int = 1
-    multi_frame: int = 1
-    window: int = 64
-    _next: int = 0
-    _early: set[int] = field(default_factory=set)
-    _lost: set[int] = field(default_factory=set)
-
-    def group(self, frame: int) -> int:
-        """Where this frame is computed."""
-        return frame // self.multi_frame % self.n_groups
-
-    def answered(self, frame: int) -> list[int]:
-        """The frames whose answers are to be shown now that this one's is here."""
-        if frame < self._next:
-            return []  # too late: later ones have been shown
-        self._early.add(frame)
-        if frame - self._next >= self.window:
-            self._next = min(self._early)
-        return self._in_order()
-
-    def lost(self, frame: int) -> list[int]:
-        """The frames to be shown now that this one will never be answered."""
-        if frame < self._next:
-            return []
-        self._lost.add(frame)
-        return self._in_order()
-
-    def _in_order(self) -> list[int]:
-        shown = []
-        while self._next in self._early or self._next in self._lost:
-            if self._next in self._early:
-                shown.append(self._next)
-            self._early.discard(self._next)
-            self._lost.discard(self._next)
-            self._next += 1
-        self._lost = {frame for frame in self._lost if frame > self._next}
-        return shown

@@ -5,6 +5,7 @@ from concurrent.futures import wait
 from itertools import count
 
 import pytest
+from tests.sdk.serve.runtime.conftest import standing_still
 from tests.timeouts import TIMEOUT_S
 
 import potluck
@@ -55,6 +56,18 @@ def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
     assert answered
 
 
+def uneven(monkeypatch, *steps_s):
+    """Of each device that is measured, a batch seems to take so long."""
+    steps = iter(steps_s)
+
+    def measured(load, model, limit_s, _):
+        step_s = next(steps)
+        looks_s = (step_s * i for i in count())
+        return measure(load, model, limit_s, looks_s.__next__)
+
+    monkeypatch.setattr(serving, "measure", measured)
+
+
 PAUSES = {
     "own_home": lambda home: memory_of(home).pass_time(1.0),
     "process_home": lambda home: threading.Event().wait(0.1),
@@ -68,14 +81,7 @@ def test_a_device_without_time_hands_on_and_the_answer_tells_the_way(
 ):
     """One is measured as slow as ten limits. In memory, and between processes."""
     home = request.getfixturevalue(where)
-    steps_s = iter((1.0, 1e-4))
-
-    def uneven(load, model, limit_s, _):
-        step_s = next(steps_s)
-        looks_s = (step_s * i for i in count())
-        return measure(load, model, limit_s, looks_s.__next__)
-
-    monkeypatch.setattr(serving, "measure", uneven)
+    uneven(monkeypatch, 1.0, 1e-4)
     with home.serve(model, "birds", slo=potluck.Latency(LIMIT_S)).wait() as birds:
         assert set(birds.devices) == {"local-1", "local-2"}
         x = torch.randn(1, 8)
@@ -109,6 +115,46 @@ def test_an_entrance_takes_as_many_rows_as_its_device_at_once(birds, net):
             entrance(torch.randn(most + 1, 8))
         with pytest.raises(UserError, match="one row or more"):
             entrance(torch.randn(0, 8))
+
+
+def test_what_was_asked_may_be_overwritten_at_once(birds, own_home, net):
+    x, expected, asked = torch.empty(1, 8), [], []
+    with standing_still(own_home):
+        for _ in range(5):
+            x.normal_()
+            expected.append(of_net(net, x))
+            asked.append(birds.at("local-1").ask(x))
+    for each, answer in zip(asked, expected, strict=True):
+        assert torch.allclose(each.result(TIMEOUT_S).value, answer, atol=1e-6)
+
+
+@pytest.mark.long
+def test_frames_are_answered_in_order_by_slow_and_fast_devices_and_those_dropped_are_said(
+    own_home, model, net, monkeypatch
+):
+    """The entrance takes two at once by what was measured, and the way to the other is long."""
+    uneven(monkeypatch, 8.0, 1e-4)
+    frames, ways = [torch.randn(1, 8) for _ in range(40)], []
+    slo = potluck.Frequency(fps=0.5, tolerance_s=LIMIT_S)
+    with own_home.serve(model, "camera", slo=slo).wait() as camera:
+        entrance, memory = camera.at("local-1"), memory_of(own_home)
+        handed_on(entrance, frames[0], lambda: memory.pass_time(1.0))
+        memory.delay("local-2", 0.05)
+        for happens in (lambda: None, lambda: memory.kill("local-2")):
+            happens()
+            answers = list(entrance.stream(frames))
+            assert len(answers) == len(frames)
+            for x, each in zip(frames, answers, strict=True):
+                assert each is None or torch.allclose(each.value, of_net(net, x), atol=1e-6)
+            ways.append({each and each.path for each in answers})
+    assert ways[0] >= {("local-1",), ("local-1", "local-2")}
+    assert ways[1] == {("local-1",), None}
+
+
+@pytest.mark.long
+def test_only_a_frequency_service_takes_streams_at_an_entrance(birds):
+    with pytest.raises(UserError, match="single requests"):
+        birds.at("local-1").stream([torch.zeros(1, 8)])
 
 
 @pytest.mark.long

@@ -1,12 +1,10 @@
 """Services of a home in memory: many callers, batches, several services, streams, refusals."""
 
-import threading
 from concurrent.futures import wait
-from contextlib import contextmanager
 from itertools import count
 
 import pytest
-from tests.sdk.serve.runtime.conftest import LONG_S
+from tests.sdk.serve.runtime.conftest import LONG_S, standing_still
 from tests.timeouts import TIMEOUT_S
 
 import potluck
@@ -14,7 +12,6 @@ from potluck.display import views
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
-from potluck.testing.internals import link_of
 
 torch = pytest.importorskip("torch")
 
@@ -43,18 +40,6 @@ def test_what_was_asked_may_be_overwritten_at_once(birds, net):
         futures.append(birds.ask(x))
     for answer, each in zip(futures, expected, strict=True):
         assert torch.allclose(answer.result(TIMEOUT_S), each, atol=1e-6)
-
-
-@contextmanager
-def standing_still(home):
-    """Nothing of this home happens, in its link's thread, until the block has ended."""
-    ended = threading.Event()
-    link_of(home).watch(lambda event, actions: ended.wait(TIMEOUT_S) and None)
-    try:
-        yield
-    finally:
-        link_of(home).watch(None)
-        ended.set()
 
 
 @pytest.mark.long

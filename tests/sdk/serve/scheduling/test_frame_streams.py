@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from tests.sdk.serve.serving import allocation, stream_service
 
-from potluck.serve.scheduling.frame_streams import FrameTurns, StreamLedger
+from potluck.serve.scheduling.frame_streams import StreamLedger
 
 # 5 ms and 5 ms more per frame: batches of 16, two frames of one stream at once
 CAMERAS = allocation(stream_service(fps=60, tolerance_s=0.2, fixed_s=0.005, item_s=0.005))
@@ -78,23 +78,3 @@ def test_no_replica_ever_has_more_than_it_computes(seed):
         alive[number] = grant
         used = sum(each.total_fps for each in alive.values())
         assert used <= ledger.capacity_fps + 1e-6
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_frames_are_shown_in_order_whatever_order_answers_come_in(seed):
-    """Answers come up to 10 frames early or late, and some never."""
-    rng = Random(seed)
-    turns = FrameTurns(n_groups=3, multi_frame=2, window=40)
-    frames = sorted(range(300), key=lambda frame: frame + rng.uniform(0, 10))
-    lost = set(rng.sample(range(300), 20))
-    shown = []
-    for frame in frames:
-        shown += turns.lost(frame) if frame in lost else turns.answered(frame)
-    assert shown == [frame for frame in range(300) if frame not in lost]
-
-
-def test_a_frame_that_never_comes_holds_up_others_only_so_long():
-    turns = FrameTurns(window=4)
-    shown = [turns.answered(frame) for frame in (1, 2, 3, 4, 5)]
-    assert shown == [[], [], [], [1, 2, 3, 4], [5]]
-    assert turns.answered(0) == []
