@@ -118,7 +118,8 @@ def test_an_entrance_takes_as_many_rows_as_its_device_at_once(birds, net):
 
 
 def test_what_was_asked_may_be_overwritten_at_once(birds, own_home, net):
-    x, expected, asked = torch.empty(1, 8), [], []
+    x = torch.empty(1, 8)
+    expected, asked = [], []
     with standing_still(own_home):
         for _ in range(5):
             x.normal_()
