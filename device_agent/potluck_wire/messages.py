@@ -555,7 +555,8 @@ class Ask(Message):
     The outputs come back as values of program `answer`, then `AskEnded`. From a member that it is
     granted to, or from the service's own controller. `number` grows on each connection. `left_s`:
     until the answer must be there. `path`: the members that it went through, the entrance first.
-    `rows` (since 1.12): of its inputs, as the grant has a program for.
+    `rows` (since 1.12): of its inputs, as the grant has a program for. `grace_s` (since 1.14): for
+    how long after its time a late answer is of use.
     """
 
     number: int = 0
@@ -563,6 +564,7 @@ class Ask(Message):
     left_s: float = 0.0
     path: tuple[str, ...] = ()
     rows: int = 1
+    grace_s: float = 0.0
 
 
 @_message

@@ -592,7 +592,9 @@ ROWS: dict[str, Row] = {
             "test_outputs_that_nobody_expects_end_the_session "
             "test_a_request_ends_where_one_of_its_inputs_is_not_taken "
             "test_a_reason_that_is_none_is_not_told_on",
-            "agent/core/test_core_asks:test_a_request_ends_where_one_of_its_inputs_has_no_room",
+            "agent/core/test_core_asks:"
+            "test_a_request_ends_where_one_of_its_inputs_has_no_room "
+            "test_a_late_answer_is_of_use_for_as_long_as_was_said",
             "sdk/serve/runtime/test_entrances:"
             "test_a_device_without_time_hands_on_and_the_answer_tells_the_way "
             "test_nobody_is_an_entrance_of_what_has_ended",

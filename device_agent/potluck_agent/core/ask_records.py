@@ -34,11 +34,12 @@ Key = tuple[str, int]  # of who asked, or is asked, and its number there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
-    """A request as the decision sees it; `path` ends with this device."""
+    """A request as the decision sees it; `path` ends with this device. At `until_s` it ends."""
 
     service: str
     arrived_s: float
     deadline_s: float
+    until_s: float
     path: tuple[str, ...]
     rows: int
     work: float

@@ -159,10 +159,13 @@ class AskExchange:
         except Unwanted as unwanted:
             self._refuse((sender.key, ask.number), unwanted.code, unwanted.text)
             return
+        limit_s = grant.message.limit_s
+        deadline_s = now_s + min(ask.left_s, limit_s)
         request = DeviceRequest(
             service=ask.service,
             arrived_s=now_s,
-            deadline_s=now_s + min(ask.left_s, grant.message.limit_s),
+            deadline_s=deadline_s,
+            until_s=deadline_s + min(max(0.0, ask.grace_s), limit_s),
             path=(*ask.path, self._name),
             rows=ask.rows,
             work=grant.work(ask.rows),
@@ -328,6 +331,7 @@ class AskExchange:
             left_s=request.deadline_s - now_s,
             path=request.path,
             rows=request.rows,
+            grace_s=request.until_s - request.deadline_s,
         )
         self._out.send(key, ask)
         return Correspondent(key, ASK, number)
@@ -468,7 +472,7 @@ class AskExchange:
 
     def tick(self, now_s: float) -> None:
         """Requests whose time is over end, and members hear how services stand."""
-        for each in [x for x in self._under_way() if now_s >= x.request.deadline_s]:
+        for each in [x for x in self._under_way() if now_s >= x.request.until_s]:
             self._fail(each, RefusalCode.LATE, "its time is over", now_s)
         for own in self._workspaces:
             members = self._members(own.key)
@@ -489,7 +493,7 @@ class AskExchange:
 
     def wake_s(self) -> float | None:
         """When `tick` is to be called again, if no event comes first."""
-        times = [each.request.deadline_s for each in self._asked.values()]
+        times = [each.request.until_s for each in self._asked.values()]
         times += [
             grant.stated_s + STANDING_S
             for own in self._workspaces

@@ -3,9 +3,10 @@
 A few tasks are with the worker at a time, so that it never waits for the agent and both wake
 seldom. The others wait here, where a more urgent one can still overtake them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from potluck_agent.core.execution import Execution
+from potluck_agent.core.execution import Execution, Name
 from potluck_agent.core.grouped_heap import GroupedHeap
 from potluck_wire.limits import MIB
 
@@ -48,6 +49,11 @@ class ComputeQueue:
     def busy(self) -> bool:
         """Whether the worker has something to compute."""
         return bool(self._with_worker)
+
+    @property
+    def with_worker(self) -> Iterator[Name]:
+        """The executions that the worker has tasks of."""
+        return (task.execution.name for task in self._with_worker.values())
 
     def offer(self, execution: Execution, index: int) -> None:
         """This task may be queued from now on."""

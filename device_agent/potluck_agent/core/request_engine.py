@@ -50,8 +50,11 @@ class RequestEngine(ExecutionEngine):
         return crowded(self._executions.values(), self._behind, layout) or self._worker.crowded()
 
     def under_way(self, run: str) -> Iterator[str]:
-        """The programs of a run that are executed, each as often as it is."""
-        return (name.program for name in self._executions if name.run == run)
+        """The programs of a run that are executed, each as often as it is; also of those that are
+        over, and that the worker is at all the same.
+        """
+        names = dict.fromkeys((*self._executions, *self._compute_queue.with_worker))
+        return (name.program for name in names if name.run == run)
 
     def is_unanswered(self, name: Name) -> bool:
         """Whether nothing has come yet but from who asked for it."""

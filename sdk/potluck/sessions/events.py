@@ -120,7 +120,8 @@ class AskService:
     """Ask a device for a service that was granted there, with these values from here. Resolves with
     a `ServiceAnswer`.
 
-    `expects`: the outputs, each with its most bytes. `rows`: of the inputs.
+    `expects`: the outputs, each with its most bytes. `rows`: of the inputs. `grace_s`: for how long
+    after its time a late answer is of use.
     """
 
     ticket: int = 0
@@ -128,6 +129,7 @@ class AskService:
     service: str
     left_s: float
     rows: int = 1
+    grace_s: float = 0.0
     feeds: Mapping[str, Raw]
     expects: Mapping[str, int]
 

@@ -38,10 +38,16 @@ class ServiceRequests:
         """One more; returns what may go out now."""
         self._n_asked += 1
         number = self._n_asked
-        until_s = now_s + event.left_s + ANSWER_GRACE_S
+        until_s = now_s + event.left_s + event.grace_s + ANSWER_GRACE_S
         self._open[event.device, number] = _Open(event, until_s, peer.expected)
         peer.expected.expect(_answer(number), event.expects)
-        ask = Ask(number=number, service=event.service, left_s=event.left_s, rows=event.rows)
+        ask = Ask(
+            number=number,
+            service=event.service,
+            left_s=event.left_s,
+            rows=event.rows,
+            grace_s=event.grace_s,
+        )
         envelopes: list[Envelope] = [(ask, ())]
         for name, raw in event.feeds.items():
             envelopes += peer.traffic.send(("", 0, ASK, number), name, raw)

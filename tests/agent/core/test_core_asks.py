@@ -149,6 +149,45 @@ def test_no_request_has_more_time_than_its_service():
     assert cluster.answer(number)[0].code == m.RefusalCode.LATE
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "after_s", "code"),
+    [
+        (0.0, 0.6, m.RefusalCode.LATE),
+        (0.3, 0.6, ""),
+        (0.3, 0.9, m.RefusalCode.LATE),
+        (1e9, 0.5 + LIMIT_S, m.RefusalCode.LATE),  # never longer than all of its time again
+        (-1e9, 0.4, ""),
+        (-1e9, 0.5, m.RefusalCode.LATE),
+    ],
+)
+def test_a_late_answer_is_of_use_for_as_long_as_was_said(grace_s, after_s, code):
+    cluster = CoreCluster().grant_all()
+    number = cluster.number()
+    cluster.tell("a", m.Ask(number=number, service=SERVICE, left_s=0.5, grace_s=grace_s))
+    cluster.tick(after_s)
+    cluster.tell("a", cluster.value(number), floats(3.0, 4.0))
+    assert cluster.answer(number)[0].code == code
+
+
+def test_what_is_handed_on_may_be_as_late_there():
+    cluster = CoreCluster().grant_all()
+    full(cluster, "a")
+    number = cluster.number()
+    cluster.tell("a", m.Ask(number=number, service=SERVICE, left_s=0.5, grace_s=1e9))
+    handed_on = [x for _, to, x in cluster.said if isinstance(x, m.Ask) and to == "b"]
+    assert [(x.left_s, x.grace_s) for x in handed_on] == [pytest.approx((0.5, LIMIT_S))]
+
+
+def test_what_the_worker_is_at_counts_though_its_time_is_over():
+    cluster = CoreCluster().grant_all()
+    cluster.workers["a"].answers = False
+    number = cluster.ask("a", 1.0, 2.0, left_s=RUN_S)
+    cluster.tick(RUN_S)
+    assert cluster.answer(number)[0].code == m.RefusalCode.LATE
+    ended, output = cluster.answer(cluster.ask("a", 3.0, 4.0, left_s=1.5 * RUN_S))
+    assert (ended.path, output) == (("a", "b"), floats(6.0, 8.0))
+
+
 @pytest.mark.parametrize("side", ["asks", "serves"])
 def test_a_new_connection_ends_what_is_under_way_and_nothing_else(side):
     cluster = CoreCluster().grant_all()
@@ -212,7 +251,7 @@ def test_what_waits_counts_by_its_rows():
     assert statuses[-1].queue_s == pytest.approx(0.0)  # as of the last interval
     cluster.tick(0.6)
     statuses = [each for _, to, each in cluster.said if to == "a" and isinstance(each, m.Standing)]
-    assert statuses[-1].queue_s == pytest.approx(RUN_S)
+    assert statuses[-1].queue_s == pytest.approx(2 * PAIRS_S + RUN_S)  # the worker has two still
 
 
 # --- one that refuses, or is lost -----------------------------------------------------------------

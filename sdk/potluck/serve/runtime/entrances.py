@@ -233,7 +233,10 @@ class Entrances:
         program = next((each for each in programs if each.rows >= rows), None)
         if standing is None or program is None or program.run != loaded.run:
             return loaded.ask(inputs, rows)
-        return self._ask(standing, loaded.devices[0], program, inputs, rows, left_s)
+        grace_s = (
+            standing.limit_s
+        )  # a batch that is begun is ended, so that no other waits behind it
+        return self._ask(standing, loaded.devices[0], program, inputs, rows, left_s, grace_s)
 
     def ask(
         self, name: str, device: str, inputs: "Sequence[torch.Tensor]", limit_s: float | None = None
@@ -277,6 +280,7 @@ class Entrances:
         inputs: "Sequence[torch.Tensor]",
         rows: int,
         left_s: float,
+        grace_s: float = 0.0,
     ) -> AskedRows:
         whole = [padded(each, program.rows) for each in inputs]
         request = AskService(
@@ -284,6 +288,7 @@ class Entrances:
             service=standing.service,
             left_s=max(0.0, min(standing.limit_s, left_s)),
             rows=program.rows,
+            grace_s=grace_s,
             feeds=program.feeds(whole),
             expects=program.expects,
         )
