@@ -161,9 +161,38 @@ def _gaussian(
     return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
+def _gradient(
+    x: torch.Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1
+) -> tuple[torch.Tensor, ...] | None:
+    """Differences of second order along dimensions of known sizes, by steps that are numbers; else
+    torch's own.
+    """
+    dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    given = 1 if spacing is None else spacing
+    steps = tuple(given) if isinstance(given, tuple | list) else (given,) * len(dims)
+    known = all(isinstance(x.shape[d], int) and x.shape[d] > edge_order for d in dims)
+    plain = all(isinstance(step, int | float) for step in steps)
+    if not (known and plain and x.is_floating_point()) or len(steps) != len(dims):
+        return None
+    pairs = zip(dims, steps, strict=True)
+    return tuple(_differences(x.movedim(d, 0), step, edge_order).movedim(0, d) for d, step in pairs)
+
+
+def _differences(x: torch.Tensor, step: float, edge_order: int) -> torch.Tensor:
+    """Along the first dimension: central ones, and of this order at both ends."""
+    if edge_order == 2:
+        ends = (
+            -1.5 * x[:1] + 2 * x[1:2] - 0.5 * x[2:3],
+            1.5 * x[-1:] - 2 * x[-2:-1] + 0.5 * x[-3:-2],
+        )
+    else:
+        ends = (x[1:2] - x[:1], x[-1:] - x[-2:-1])
+    return torch.cat([ends[0], (x[2:] - x[:-2]) / 2, ends[1]]) / step
+
+
 # how many arguments may be given by place, of those that have no old words among them
 _PLACES = {functional.cosine_similarity: 5, functional.pairwise_distance: 5, functional.ctc_loss: 7}
-_LOSSES: dict[Any, Callable[..., torch.Tensor | None]] = {
+_LOSSES: dict[Any, Callable[..., torch.Tensor | tuple[torch.Tensor, ...] | None]] = {
     functional.cosine_similarity: _cosine_similarity,
     functional.pairwise_distance: _pairwise_distance,
     functional.cosine_embedding_loss: _cosine_embedding,
@@ -175,4 +204,5 @@ _LOSSES: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.poisson_nll_loss: _poisson,
     functional.gaussian_nll_loss: _gaussian,
     functional.ctc_loss: ctc_loss,
+    torch.gradient: _gradient,
 }

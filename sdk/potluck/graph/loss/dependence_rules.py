@@ -342,7 +342,14 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
         _reduced(1),
     ),
     (aten("topk"), _along(2)),
-    (aten("cumsum flip"), _along(1, linear=True)),
+    (aten("cumsum flip unfold"), _along(1, linear=True)),
+    (
+        aten(
+            "index_copy index_add index_fill.int_Scalar index_fill.int_Tensor scatter.src "
+            "scatter.value scatter_add"
+        ),
+        shapes.put_along,
+    ),
     (aten("roll diff"), _along(2, linear=True)),
     (aten("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
     (aten("broadcast_tensors"), shapes.broadcast_together),

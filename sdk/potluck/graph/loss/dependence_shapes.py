@@ -247,6 +247,33 @@ def padded(look: NodeView) -> Dependence | None:
     )
 
 
+def put_along(look: NodeView) -> Dependence | None:
+    """A value, or a number, put into another one (or added to it) at places along a dimension that
+    is not that of the rows.
+    """
+    base, index, source = look.first, look.argument(2, "index"), look.argument(3)
+    axis, scatters = look.axis_of(base), "scatter" in look.node.op
+    is_value = isinstance(source, Ref) and look.rank(source) > 0
+    beside = [*([source] if is_value else ()), *([index] if scatters else ())]
+    if any(look.axis_of(ref) != axis for ref in beside) or (
+        axis is not None and look.argument(1, "dim") % look.rank(base) == axis
+    ):
+        return None
+    if not scatters and look.axis_of(index) is not None:
+        return None
+    layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in (base, *beside)}
+    if axis is not None and len(layouts) > 1:
+        return None
+    parts = [look.known[base]]
+    if isinstance(source, Ref):
+        part = look.known[source] if is_value or axis is None else over_rows(look.known[source])
+        parts.append(product(part, look.number(look.argument(4, "alpha", 1))))
+    elif source != 0:
+        parts.append(FREE if axis is not None else look.number(source))
+    put = product(function([look.known[index]]), together(parts))
+    return look.laid_out_as([base], put)
+
+
 def looked_up(look: NodeView) -> Dependence | None:
     table, index = look.first, look.argument(1)
     if look.axis_of(table) is not None:

@@ -71,6 +71,11 @@ MIXING = {
     ),
     "a mean of one row less": (lambda y, t: (y - t).square().sum() / (y.shape[0] - 1), "aten.div"),
     "a sum and one": (lambda y, t: ((y - t).square().sum() + 1) / y.numel(), "aten.add"),
+    "copied from the next row": (
+        lambda y, t: (y.index_copy(0, PLACES[:1], t[1:2]) - t).square().sum(),
+        "aten.index_copy",
+    ),
+    "put beside sums": (lambda y, t: y.sum(0).index_fill(0, PLACES, 2.0).sum(), "aten.index_fill"),
     "filled with a mean": (
         lambda y, t: (y * torch.fill(t, 1.0) - torch.fill(t, y.mean())).square().mean(),
         "aten.square",
@@ -97,11 +102,18 @@ def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator
         Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
 
 
+PLACES = torch.tensor([0, 3])
 SUMS = {
     "of squares": nn.MSELoss(reduction="sum"),
     "by class": lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"),
     "of means": lambda y, t: (y - t).square().mean(1).sum(),
     "a mean times its rows": lambda y, t: mse_loss(y, t) * y.shape[0],
+    "of windows": lambda y, t: (y.unfold(1, 2, 1) - t.unfold(1, 2, 1)).square().sum(),
+    "copied into": lambda y, t: (y.index_copy(1, PLACES, t[:, :2]) - t).square().sum(),
+    "added to": lambda y, t: (y.index_add(1, PLACES, t[:, :2], alpha=3) - t).square().sum(),
+    "filled in": lambda y, t: (y.index_fill(1, PLACES, 0.5) - t).square().sum(),
+    "scattered": lambda y, t: (y.scatter_add(1, t.argsort(1)[:, :2], y) - t).square().sum(),
+    "of gradients": lambda y, t: torch.gradient(y - t, spacing=0.5, dim=1)[0].abs().sum(),
 }
 
 
@@ -306,6 +318,17 @@ MEANS = {
         (_values,),
     ),
     "beside nothing": (lambda y, t: mse_loss(torch.cat([y.new_tensor([]), y]), t), (_values,)),
+    "gradients": (
+        lambda y, t: torch.gradient(y - t, dim=1, edge_order=2)[0].square().mean(),
+        (_values,),
+    ),
+    "gradients of grids": (
+        lambda y, t: sum(
+            each.abs().mean()
+            for each in torch.gradient((y - t).view(-1, 2, 2), spacing=(0.5, 2.0), dim=(1, 2))
+        ),
+        (_values,),
+    ),
     "by position": (
         lambda y, t: (y.flatten() - t.T.reshape(4, -1).T.flatten()).abs().mean(),
         (_values,),
@@ -462,6 +485,9 @@ _OF_ONE = {
     "detached": torch.detach,
     "like ones": torch.ones_like,
     "filled": lambda v: v.masked_fill(v > 0, 0.0),
+    "windows in each": lambda v: v.unfold(-1, 2, 1),
+    "windows of rows": lambda v: v.unfold(0, 2, 1),
+    "one place in each": lambda v: v.index_fill(-1, PLACES[:1], 0.5),
 }
 _OF_TWO = {
     "plus": torch.add,
@@ -473,6 +499,9 @@ _OF_TWO = {
     "turned product": lambda a, b: a.transpose(0, -1) @ b,
     "product with turned": lambda a, b: a @ b.transpose(0, -1),
     "chosen": lambda a, b: torch.where(a > 0, a, b),
+    "put in each": lambda a, b: a.index_copy(-1, PLACES[:1], b[..., 1:2]),
+    "put in rows": lambda a, b: a.index_copy(0, PLACES[:1], b[1:2]),
+    "added in each": lambda a, b: a.scatter_add(-1, b.argsort(-1), b),
     "joined": lambda a, b: torch.cat([a, b], -1),
     "compared": lambda a, b: mse_loss(a, b.expand_as(a)),
 }
