@@ -124,6 +124,7 @@ class RunEngine:
         # what the user gave as the optimizer, and the place in the data by the number of a step
         self.source: UpdateSource | None = None
         self.positions: dict[int, Position] = {}
+        self.schedules: dict[int, SchedulePlace | None] = {}  # as it stood at each of these
         self.resumed_schedule: SchedulePlace | None = None  # of a saved run
         self.migration: PlanMigration | None = None  # on the way to another plan
         self.one_migration = threading.Lock()

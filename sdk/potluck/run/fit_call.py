@@ -191,6 +191,8 @@ class FitCall:
         oldest = kept.snapshot.step if kept is not None else engine.step
         engine.positions = {n: at for n, at in engine.positions.items() if n >= oldest}
         engine.positions[engine.next_step] = self._stream.position
+        engine.schedules = {n: at for n, at in engine.schedules.items() if n >= oldest}
+        engine.schedules[engine.next_step] = in_use(engine).place
 
     def _take_all(self) -> None:
         """Every batch, until somebody has had enough."""

@@ -33,14 +33,14 @@ def checkpoint_of(
     patience_s
         Wait no longer for one that is lost; default: as long as the run does.
     """
-    kept, positions = engine.protection, engine.positions
+    kept, positions, schedules = engine.protection, engine.positions, engine.schedules
     if kept is not None and (engine.failed is not None or not latest):
         state = kept.snapshot
     else:
         engine.check(training=True)
         with engine.boundary(), _patient(engine, patience_s):
             state = surviving(engine, engine.state.snapshot)
-            positions = engine.positions
+            positions, schedules = engine.positions, engine.schedules
     compiled_plan, source = engine.compiled_plan, engine.source
     return Checkpoint(
         signature=engine.model.signature,
@@ -52,7 +52,7 @@ def checkpoint_of(
         moments=dict(state.moments),
         unused=engine.model.unused_state() | engine.unused_of_file,
         position=positions.get(state.step),
-        schedule=engine.resumed_schedule or (source.place if source is not None else None),
+        schedule=engine.resumed_schedule or schedules.get(state.step),
     )
 
 

@@ -672,6 +672,34 @@ def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
     again.close()
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("every", ["epoch", "step"])
+@pytest.mark.parametrize("protect", [5, 4, 2, 7])
+def test_the_state_that_is_gone_back_to_knows_the_schedule_it_was_trained_by(
+    pair, tmp_path, every, protect
+):
+    """Another `fit` counts its epochs anew, and the state may be of the one before."""
+    net, epochs = make_net(), 2
+
+    def options():
+        made = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        rates = torch.optim.lr_scheduler.ExponentialLR(made, 0.7)
+        return {"optimizer": made, "schedule": rates, "schedule_every": every}
+
+    run = deployed(pair, net, protect=protect)
+    expected = run.fit(make_data(), epochs=epochs, **options()).wait().losses
+    task = run.fit(make_data(), epochs=epochs)
+    at = run.save(tmp_path / "run", latest=False)
+    expected += task.wait().losses
+    run.close()
+    again = deployed(pair, net, resume=tmp_path / "run")
+    losses = again.fit(make_data(), epochs=epochs, resume=True, **options()).wait().losses
+    if at < epochs * N_BATCHES:
+        losses += again.fit(make_data(), epochs=epochs).wait().losses
+    assert losses == expected[at:]
+    again.close()
+
+
 @pytest.mark.long
 def test_a_rate_that_was_set_by_hand_is_saved(pair, tmp_path):
     net = make_net()

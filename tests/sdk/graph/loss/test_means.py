@@ -112,7 +112,7 @@ SUMS = {
     "copied into": lambda y, t: (y.index_copy(1, PLACES, t[:, :2]) - t).square().sum(),
     "added to": lambda y, t: (y.index_add(1, PLACES, t[:, :2], alpha=3) - t).square().sum(),
     "filled in": lambda y, t: (y.index_fill(1, PLACES, 0.5) - t).square().sum(),
-    "scattered": lambda y, t: (y.scatter_add(1, t.argsort(1)[:, :2], y) - t).square().sum(),
+    "scattered": lambda y, t: (y.scatter_add(1, t.argsort(1), y) - t).square().sum(),
     "of gradients": lambda y, t: torch.gradient(y - t, spacing=0.5, dim=1)[0].abs().sum(),
 }
 
@@ -120,11 +120,13 @@ SUMS = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
 def test_a_sum_over_rows_is_proven_and_told_from_a_mean(loss):
-    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
-    model = Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
+    x, t = torch.randn(ROWS, 3).double(), torch.rand(ROWS, 4).double()
+    net = nn.Linear(3, 4).double()
+    model = Model.from_torch(net, x, loss=loss, example_targets=t)
     segment, _ = model.segment(0, len(model.layers(True)), train=True)
     assert segment.sums_rows
-    mean = Model.from_torch(nn.Linear(3, 4), x, loss=mse_loss, example_targets=t)
+    assert divided_alike(model, net, loss, (x, t))
+    mean = Model.from_torch(net, x, loss=mse_loss, example_targets=t)
     assert not mean.segment(0, len(mean.layers(True)), train=True)[0].sums_rows
 
 
@@ -371,11 +373,12 @@ def divided_alike(model, net, loss, batch, divisions=((6,), (1, 5), (3, 3), (2, 
     expected.backward()
     gradients = torch.cat([p.grad.flatten() for p in alone.parameters()])
     fed = model.fed(*batch)
+    is_sum = model.segment(0, len(model.layers(True)), train=True)[0].sums_rows
     for shares in divisions:
         segment = loaded(model.segment(0, len(model.layers(True)), train=True)[1], model.state())
         total = 0.0
         for start, stop in pairwise(accumulate(shares, initial=0)):
-            frac = (stop - start) / ROWS
+            frac = 1.0 if is_sum else (stop - start) / ROWS
             (part,) = chain_step(
                 [segment], {name: tensor[start:stop] for name, tensor in fed.items()}, scale=frac
             )
