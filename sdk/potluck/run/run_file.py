@@ -33,7 +33,8 @@ def checkpoint_of(
     patience_s
         Wait no longer for one that is lost; default: as long as the run does.
     """
-    kept, positions, schedules = engine.protection, engine.positions, engine.schedules
+    kept = engine.protection
+    positions, schedules = engine.positions, engine.schedules
     if kept is not None and (engine.failed is not None or not latest):
         state = kept.snapshot
     else:

@@ -251,8 +251,9 @@ def put_along(look: NodeView) -> Dependence | None:
     """A value, or a number, put into another one (or added to it) at places along a dimension that
     is not that of the rows.
     """
-    base, index, source = look.first, look.argument(2, "index"), look.argument(3)
-    axis, scatters = look.axis_of(base), "scatter" in look.node.op
+    base, index = look.first, look.argument(2, "index")
+    source, axis = look.argument(3), look.axis_of(base)
+    scatters = "scatter" in look.node.op
     is_value = isinstance(source, Ref) and look.rank(source) > 0
     beside = [*([source] if is_value else ()), *([index] if scatters else ())]
     if any(look.axis_of(ref) != axis for ref in beside) or (

@@ -51,9 +51,9 @@ def _without_rows(
     has_rows: Callable[[torch.fx.Node], bool],
 ) -> bool | None:
     """Whether a value grows that has no dimension of rows."""
-    packet = str(node.target).split(".")[1]
-    if None in sources:
+    if None in sources:  # so is a part of what gives several
         return None
+    packet = str(node.target).split(".")[1]
     if any(has_rows(source) for source in node.all_input_nodes):
         return _reduced(packet)
     if not any(sources):

@@ -39,6 +39,7 @@ def check(model: onnx.ModelProto) -> None:
     for value in given(model.graph):
         _check_input(value)
     _check_names(model.graph)
+    _check_dropout(model.graph)
 
 
 def array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":
@@ -168,3 +169,24 @@ def _check_names(graph: onnx.GraphProto) -> None:
     for value in graph.output:
         if value.name not in known - weights:
             raise ModelError(f"no node gives the output {quoted(value.name)}.")
+
+
+def _check_dropout(graph: onnx.GraphProto) -> None:
+    """What draws numbers is refused: answers would differ, and a small share shows in no trial."""
+    constants = [(tensor.name, tensor) for tensor in graph.initializer]
+    for node in graph.node:
+        if (
+            node.op_type == "Constant"
+            and len(node.attribute) == 1
+            and node.attribute[0].name == "value"
+        ):
+            constants.append((node.output[0], node.attribute[0].t))
+    off = {name for name, tensor in constants if not array(tensor).any()}
+    for node in graph.node:
+        mode = node.input[2] if node.op_type == "Dropout" and len(node.input) > 2 else ""
+        if mode and mode not in off:
+            raise ModelError(
+                f"Dropout ({called(node)}) is in training mode, and draws numbers.",
+                operator=node.op_type,
+                next_step="Export the model as it answers: after model.eval().",
+            )

@@ -283,6 +283,52 @@ def test_what_cannot_be_is_said(made: "onnx.ModelProto", text: str, tmp_path: Pa
     assert str(caught.value).isprintable()
 
 
+RATIO = numpy_helper.from_array(np.array(1e-3, np.float32), "ratio")  # few draws show in a trial
+ON, OFF = (numpy_helper.from_array(np.array(is_on), "mode") for is_on in (True, False))
+
+
+def with_dropout(*more: "onnx.NodeProto", mode: str = "mode") -> "list[onnx.NodeProto]":
+    return [*more, node("Dropout", ["x", "ratio", mode], ["r"])]
+
+
+DRAWING = {
+    "by a weight": model(with_dropout(), RATIO, ON),
+    "by a constant": model(with_dropout(node("Constant", [], ["mode"], value=ON)), RATIO),
+    "by a value": model(
+        with_dropout(
+            node("ReduceMax", ["ratio"], ["top"], keepdims=0), node("Cast", ["top"], ["mode"], to=9)
+        ),
+        RATIO,
+    ),
+    **{
+        name: model([node(name, [], ["r"], shape=[1, 4])])
+        for name in ("RandomNormal", "RandomUniform")
+    },
+    **{
+        name: model([node(name, ["x"], ["r"])])
+        for name in ("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+    },
+}
+
+
+@pytest.mark.parametrize("made", DRAWING.values(), ids=DRAWING)
+def test_what_draws_numbers_is_refused(made: "onnx.ModelProto", tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"draws numbers|not on the devices' list"):
+        Model.from_onnx(saved(tmp_path, made))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        model(with_dropout(), RATIO, OFF),
+        model(with_dropout(node("Constant", [], ["mode"], value=OFF)), RATIO),
+        model(with_dropout(mode=""), RATIO),
+    ],
+)
+def test_a_dropout_that_draws_none_is_none(made: "onnx.ModelProto", tmp_path: Path) -> None:
+    assert Model.from_onnx(saved(tmp_path, made)).layers()
+
+
 def test_text_among_the_values_is_said(tmp_path: Path) -> None:
     made = model(
         [node("Cast", ["x"], ["t"], to=TensorProto.STRING), node("Cast", ["t"], ["r"], to=1)]
