@@ -9,6 +9,7 @@ from potluck.lab.lab import Playground
 from potluck.run.engine import RunEngine
 from potluck.run.evaluation import Evaluation
 from potluck.run.run import Run
+from potluck.serve.runtime.serving import Serving
 from potluck.sessions.link import SessionLink
 
 
@@ -33,6 +34,11 @@ def lab_of(home: Home) -> Playground:
     if home._lab is None:
         raise HomeError("its devices are real ones.")
     return home._lab
+
+
+def serving_of(home: Home) -> Serving:
+    """What serves the services of a home."""
+    return home._services()
 
 
 def runs_of(home: Home) -> tuple[Run, ...]:

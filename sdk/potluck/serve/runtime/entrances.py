@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import NotServed, PotluckError, UserError
 from potluck.run.tensors import padded
 from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
+from potluck.serve.scheduling.records import BatchTimes
 from potluck.sessions.events import AskService, Payload, RequestAll, ServiceAnswer
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
@@ -137,9 +138,7 @@ class Entrances:
         self._granted: dict[str, GrantedService] = {}
         self._granting = threading.RLock()
 
-    def grant(
-        self, name: str, limit_s: float, placed: Sequence[tuple[Loaded, Callable[[int], float]]]
-    ) -> None:
+    def grant(self, name: str, limit_s: float, placed: Sequence[tuple[Loaded, BatchTimes]]) -> None:
         """Let the devices that have a service ask each other for it, and nobody else.
 
         Parameters
@@ -149,18 +148,19 @@ class Entrances:
         limit_s
             Within which it answers.
         placed
-            What is loaded of it, and the seconds that so many rows take there.
+            What is loaded of it, and how long batches take there; none larger than was measured is
+            granted.
         """
         limit_s = min(limit_s, MAX_LIMIT_S)
         sizes = {}
-        for loaded, run_s in placed:
+        for loaded, times in placed:
             device, several = loaded.devices[0], self._speaks(loaded.devices[0], ASK_ROWS)
             programs = loaded.batch_programs() if self._speaks(device, GRANTS) else ()
-            if programs and programs[0].rows == 1 and _grantable_s(run_s, 1) <= limit_s:
+            if programs and programs[0].rows == 1 and _grantable_s(times, 1) <= limit_s:
                 sizes[device] = [
-                    (each, _grantable_s(run_s, each.rows))
+                    (each, _grantable_s(times, each.rows))
                     for each in programs
-                    if each.rows == 1 or several
+                    if each.rows == 1 or (several and each.rows <= times.items[-1])
                 ]
         with self._granting:
             before = self._granted.get(name)
@@ -341,8 +341,8 @@ class Entrances:
 Sizes = Mapping[str, Sequence[tuple[BatchProgram, float]]]  # by device, with the seconds of each
 
 
-def _grantable_s(run_s: Callable[[int], float], rows: int) -> float:
-    return max(MIN_RUN_S, run_s(rows))
+def _grantable_s(times: BatchTimes, rows: int) -> float:
+    return max(MIN_RUN_S, times.at(rows))
 
 
 def _payload(service: str, limit_s: float, device: str, sizes: Sizes, takes_rows: bool) -> Payload:

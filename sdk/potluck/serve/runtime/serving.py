@@ -25,6 +25,7 @@ from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import MeasuredService, measure
 from potluck.serve.scheduling import load_watch
 from potluck.serve.scheduling.load_watch import LoadWatch, Places, satisfied_per_s, should_move
+from potluck.serve.scheduling.records import BatchTimes
 from potluck.serve.scheduling.replica_pools import Pool
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
@@ -234,11 +235,10 @@ class Serving:
 
     def _grant(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
         """Devices that have a service may ask each other for it from now on."""
-        placed: dict[str, list[tuple[Loaded, Callable[[int], float]]]]
-        placed = {name: [] for name in self._wanted}
+        placed: dict[str, list[tuple[Loaded, BatchTimes]]] = {name: [] for name in self._wanted}
         for pool, loaded in pools:
-            alone_s = pool.allocation.variant.times[1].at
-            placed[pool.allocation.service] += [(each, alone_s) for each in loaded]
+            alone = pool.allocation.variant.times[1]
+            placed[pool.allocation.service] += [(each, alone) for each in loaded]
         for name, where in placed.items():
             self.entrances.grant(name, self._wanted[name].slo.tolerance_s, where)
 

@@ -12,7 +12,9 @@ import potluck
 from potluck.errors import NotServed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
+from potluck.serve.scheduling.records import BatchTimes
 from potluck.testing.faults import memory_of
+from potluck.testing.internals import serving_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -156,6 +158,24 @@ def test_frames_are_answered_in_order_by_slow_and_fast_devices_and_those_dropped
 def test_only_a_frequency_service_takes_streams_at_an_entrance(birds):
     with pytest.raises(UserError, match="single requests"):
         birds.at("local-1").stream([torch.zeros(1, 8)])
+
+
+def test_batches_larger_than_was_measured_are_not_granted_and_are_answered(birds, own_home, net):
+    """As where a device keeps what it has loaded, beside others that were measured with less."""
+    serving = serving_of(own_home)
+    placed = [
+        (loaded, BatchTimes(items=(1, 2), seconds=(1e-3, 1e-3)))
+        for held in serving.dispatch.pools()
+        for loaded in held.loaded
+    ]
+    serving.entrances.grant("birds", LIMIT_S, placed)
+    for device, most in birds.devices.items():
+        assert most > 2
+        with pytest.raises(UserError, match="takes 2 rows at once"):
+            birds.at(device).ask(torch.randn(3, 8))
+    for rows in (1, 2, 3, 40):
+        x = torch.randn(rows, 8)
+        assert torch.allclose(birds(x), of_net(net, x), atol=1e-6)
 
 
 @pytest.mark.long
