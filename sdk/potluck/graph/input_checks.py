@@ -33,7 +33,11 @@ def check_inputs(traced: Traced, arguments: Arguments, tensors: Sequence[Any], t
     ModelError
         A number, type, shape or index is another one than was expected.
     """
-    labels = arguments.labels if arguments.by_name else [port.name for port in traced.given]
+    labels = arguments.labels
+    if not arguments.by_name:
+        rest = [""] * (len(traced.given) - len(labels))
+        pairs = zip(traced.given, (*labels, *rest), strict=False)
+        labels = tuple(label or port.name for port, label in pairs)
     ports = [replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)]
     names = [port.name for port in ports]
     if len(tensors) != len(ports):

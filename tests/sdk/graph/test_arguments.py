@@ -360,3 +360,37 @@ def test_inputs_that_have_names_alone_are_not_taken_by_place(forward):
     expected = tuple(example[name] for name in arguments.inputs)
     for order in itertools.permutations(example):
         assert same(as_tuple({name: example[name] for name in order}, arguments), expected)
+
+
+class Masked(torch.nn.Linear):
+    def forward(self, ids, mask):
+        return super().forward(ids * mask)
+
+
+@pytest.mark.parametrize(
+    ("place", "odd", "name"),
+    [
+        (0, torch.ones(4, 2), "ids"),
+        (1, torch.ones(4, 2), "mask"),
+        (1, torch.ones(4, 3).double(), "mask"),
+        (2, torch.ones(4, 2), "labels"),
+        (3, torch.ones(4, 1), "weights"),
+    ],
+)
+def test_what_does_not_fit_is_called_as_the_user_calls_it(place, odd, name):
+    def loss(out, labels, weights):
+        return ((out - labels) ** 2 * weights[:, None]).mean()
+
+    given = [torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 3), torch.ones(4)]
+    model = Model.from_torch(Masked(3, 3), tuple(given[:2]), loss=loss, example_targets=given[2:])
+    with pytest.raises(ModelError, match=r"expected \(ids, mask, labels, weights\); got 3"):
+        model.check_inputs(*given[:3], train=True)
+    given[place] = odd
+    with pytest.raises(ModelError, match=f"^{name} is float"):
+        model.check_inputs(*given, train=True)
+
+
+@pytest.mark.parametrize("dim", [2, 7, -3])
+def test_a_sequence_in_a_dimension_that_is_not_there_is_refused(dim):
+    with pytest.raises(ModelError, match=f"names dimension {dim} of a tensor that has 2"):
+        Model.from_torch(Masked(3, 3), (torch.ones(4, 3),) * 2, sequence_dims={"mask": dim})

@@ -67,6 +67,9 @@ def export(
     """
     check_autocast("it is made")
     lengths = ANY_LENGTH
+    for x, dim in zip(tensors, dims, strict=True):
+        if dim is not None and not -x.dim() <= dim < x.dim():
+            raise ModelError(f"sequence_dims names dimension {dim} of a tensor that has {x.dim()}.")
     sequences = (x.shape[dim] for x, dim in zip(tensors, dims, strict=True) if dim is not None)
     example = next(sequences, 1)
     while True:
