@@ -110,3 +110,16 @@ class Counts:
             buckets=tuple(self.buckets),
             mean_batch=self.n_rows / self.n_batches if self.n_batches else 0.0,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStats:
+    """What a service has written: texts that were asked for, refused at once, and are under way;
+    tokens, and the seconds that all of them took.
+    """
+
+    n_asked: int = 0
+    n_refused: int = 0
+    n_under_way: int = 0
+    n_tokens: int = 0
+    total_s: float = 0.0

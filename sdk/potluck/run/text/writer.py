@@ -3,8 +3,9 @@ all of them.
 """
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PotluckError, RequestFailed, UserError
@@ -42,6 +43,9 @@ class Generation:
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._changed = threading.Condition()
         self._error: PotluckError | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._asked_s = time.monotonic()
+        self._token_s: list[float] = []
 
     @property
     def tokens(self) -> list[int]:
@@ -72,6 +76,51 @@ class Generation:
         shown = [token for token in self.tokens if token not in self._text.stops]
         return str(self._tokenizer.decode(shown))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is written of it."""
+        return bool(self._text.reason) or self._error is not None
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of its prompt."""
+        return self._text.n_prompt
+
+    @property
+    def token_s(self) -> tuple[float, ...]:
+        """Seconds that each new token took: the first since it was asked for, the others since the
+        one before.
+        """
+        return tuple(self._token_s)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever it has changed, from any thread; once at once.
+
+        Parameters
+        ----------
+        listener
+            Called; must not wait.
+        """
+        with self._changed:
+            self._listeners.append(listener)
+        listener()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def check(self) -> None:
+        """Raise what ended it before its end.
+
+        Raises
+        ------
+        PotluckError
+            It could not be written to its end.
+        """
+        if self._error is not None:
+            raise self._error
+
     def wait(self) -> "Generation":
         """Itself, once it is whole.
 
@@ -88,7 +137,7 @@ class Generation:
         """Write no more of it."""
         with self._changed:
             self._text.reason = self._text.reason or "cancelled"
-            self._changed.notify_all()
+            self._tell()
 
     def __iter__(self) -> Iterator[int]:
         """Its new tokens, from the first on.
@@ -101,22 +150,14 @@ class Generation:
         n_given = 0
         while True:
             with self._changed:
-                while len(self.tokens) == n_given and not self._is_over():
+                while len(self.tokens) == n_given and not self.is_over:
                     self._changed.wait()
-                new, is_over = self.tokens[n_given:], self._is_over()
+                new, is_over = self.tokens[n_given:], self.is_over
             yield from new
             n_given += len(new)
             if is_over:
-                if self._error is not None:
-                    raise self._error
+                self.check()
                 return
-
-    def _is_over(self) -> bool:
-        return bool(self._text.reason) or self._error is not None
-
-    def is_of(self, text: GeneratedText) -> bool:
-        """Whether it is this text."""
-        return self._text is text
 
     def write(self, logits: "torch.Tensor", numbers: "torch.Tensor") -> None:
         """The next token.
@@ -127,16 +168,19 @@ class Generation:
             Of the likeliest, [candidates].
         """
         with self._changed:
-            if not self._is_over():
+            if not self.is_over:
+                now_s = time.monotonic()
+                self._token_s.append(now_s - self._asked_s)
+                self._asked_s = now_s
                 self._text.write(choose(logits, numbers, self._sampling, self._generator))
-                self._changed.notify_all()
+                self._tell()
 
     def fail(self, error: PotluckError) -> None:
         """It cannot be written."""
         with self._changed:
             self._error = self._error or error
             self._text.reason = self._text.reason or "failed"
-            self._changed.notify_all()
+            self._tell()
 
 
 class Writer:

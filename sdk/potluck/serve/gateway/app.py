@@ -8,7 +8,7 @@ metrics, as Starlette has them.
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,6 +23,7 @@ from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
 from potluck.serve.gateway.middleware import SHARE
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
+from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts
 from potluck_wire import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ Services = Callable[[], "Mapping[str, Service]"]
 
 def application(
     services: Services,
+    texts: Texts = dict,
     *,
     token: str = "",
     max_body_bytes: int = MAX_BODY_BYTES,
@@ -50,8 +52,8 @@ def application(
 
     Parameters
     ----------
-    services
-        Gives them, as they are at each request.
+    services, texts
+        Give them, and those that write, as they are at each request.
     token
         What clients have to show as `Authorization: Bearer TOKEN`; empty: nothing.
     max_body_bytes
@@ -59,9 +61,9 @@ def application(
     more
         Routes of pages, which have a token of their own.
     """
-    entrance = GatewayRoutes(services, token=token, max_body_bytes=max_body_bytes)
+    entrance = GatewayRoutes(services, texts, token=token, max_body_bytes=max_body_bytes)
     one = "/v2/models/{name}"
-    routes = [
+    routes: list[tuple[str, Endpoint, str]] = [
         ("/v2", entrance.server, "GET"),
         ("/v2/health/live", entrance.live, "GET"),
         ("/v2/health/ready", entrance.ready, "GET"),
@@ -74,12 +76,12 @@ def application(
         (f"{one}/versions/1/infer", entrance.infer, "POST"),
         ("/metrics", entrance.metrics, "GET"),
     ]
+    routes += TextRoutes(texts, entrance.body).routes
     own = [Route(path, entrance.guarded(does), methods=[how]) for path, does, how in routes]
     return Starlette(routes=[*own, *more])
 
 
 _Read = TypeVar("_Read")
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class GatewayRoutes:
@@ -87,12 +89,14 @@ class GatewayRoutes:
 
     Parameters
     ----------
-    services, token, max_body_bytes
+    services, texts, token, max_body_bytes
         As for `application`.
     """
 
-    def __init__(self, services: Services, *, token: str, max_body_bytes: int) -> None:
-        self._services = services
+    def __init__(
+        self, services: Services, texts: Texts, *, token: str, max_body_bytes: int
+    ) -> None:
+        self._services, self._texts = services, texts
         self._token = token
         self._max_body_bytes = max_body_bytes
         self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
@@ -108,7 +112,7 @@ class GatewayRoutes:
             except _Status as error:
                 return _error(error.status, str(error))
             except BadRequest as error:
-                return _error(400, str(error), **error.facts)
+                return _error(error.status, str(error), **error.facts)
             except UserError as error:
                 return _error(400, str(error), field="inputs")
             except RequestFailed as error:
@@ -171,6 +175,7 @@ class GatewayRoutes:
             {name: each.stats for name, each in services.items()},
             {name: each.devices for name, each in services.items()},
         )
+        page += metrics.texts({name: each.stats for name, each in self._texts().items()})
         return Response(page, media_type=metrics.TYPE)
 
     def _service(self, request: Request) -> "Service":
@@ -185,7 +190,7 @@ class GatewayRoutes:
     async def infer(self, request: Request) -> Response:
         """One request."""
         service = self._service(request)
-        body = await self._body(request)
+        body = await self.body(request)
         json_bytes_given = _json_bytes(request)
         inference = await self._aside(body, lambda: protocol.read(body, json_bytes_given))
         outputs = await answered(service, inference)
@@ -199,7 +204,7 @@ class GatewayRoutes:
     async def stream(self, request: Request) -> Response:
         """Frames, one request of the protocol per line; answers in order, as events."""
         service = self._service(request)
-        body = await self._body(request)
+        body = await self.body(request)
         frames, tensors = await self._aside(body, lambda: _frames(service.model, body))
         found = FramesUnderWay(service.pending_frames(tensors))
         return FrameStream(
@@ -215,7 +220,7 @@ class GatewayRoutes:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
-    async def _body(self, request: Request) -> bytes:
+    async def body(self, request: Request) -> bytes:
         """All of it, if it is not too long, has room and does not take too long."""
         share = request.scope[SHARE]
         declared = request.headers.get("content-length", "")

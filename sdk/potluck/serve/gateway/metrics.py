@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from potluck.serve.stats import BUCKETS_S, ServiceStats
+from potluck.serve.stats import BUCKETS_S, ServiceStats, TextStats
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,6 +32,30 @@ def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[st
     lines += _head("latency_seconds", "histogram", "Seconds from request to answer")
     for name, stats in services.items():
         lines += _histogram(name, stats)
+    return "\n".join(lines) + "\n"
+
+
+def texts(services: Mapping[str, TextStats]) -> str:
+    """The part of the page that is about services which write; empty where there is none.
+
+    Parameters
+    ----------
+    services
+        What each has written.
+    """
+    if not services:
+        return ""
+    kinds: list[tuple[str, str, str, Callable[[TextStats], float]]] = [
+        ("texts_total", "counter", "Texts that were asked for", lambda s: s.n_asked),
+        ("texts_refused_total", "counter", "Texts that were refused", lambda s: s.n_refused),
+        ("texts_under_way", "gauge", "Texts that are written, or wait", lambda s: s.n_under_way),
+        ("tokens_total", "counter", "Tokens that were written", lambda s: s.n_tokens),
+        ("tokens_seconds_total", "counter", "Seconds that they took", lambda s: s.total_s),
+    ]
+    lines = []
+    for name, kind, about, value in kinds:
+        lines += _head(name, kind, about)
+        lines += [_line(name, {"service": n}, value(stats)) for n, stats in services.items()]
     return "\n".join(lines) + "\n"
 
 

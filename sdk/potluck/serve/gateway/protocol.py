@@ -45,6 +45,14 @@ LONGEST_S = 86_400.0
 class BadRequest(UserError):
     """A request that is none. Facts: `field`."""
 
+    status = 400  # of HTTP
+
+
+class NotFound(BadRequest):
+    """A request to what is not there."""
+
+    status = 404
+
 
 @dataclass(frozen=True, slots=True)
 class Port:

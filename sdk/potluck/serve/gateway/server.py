@@ -24,6 +24,7 @@ with needed():
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
     from potluck.serve.gateway.middleware import OWN_NAMES, BodyBudget, RequestGuard
     from potluck.serve.gateway.page import HomePage, PageRoutes
+    from potluck.serve.gateway.text import Texts
 
 LOG = logging.getLogger(__name__)
 START_S = 30.0
@@ -38,8 +39,8 @@ class Gateway:
 
     Parameters
     ----------
-    services
-        Gives the services of the home.
+    services, texts
+        Give the services of the home, and those that write.
     host, port
         Where it listens; port 0 is a free one.
     token
@@ -67,6 +68,7 @@ class Gateway:
         self,
         services: Services,
         *,
+        texts: "Texts" = dict,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str = "",
@@ -85,7 +87,7 @@ class Gateway:
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()
         within = RequestGuard(
-            application(services, token=token, max_body_bytes=max_body_bytes, more=more),
+            application(services, texts, token=token, max_body_bytes=max_body_bytes, more=more),
             self,
             BodyBudget(N_BODIES * max_body_bytes),
             names,

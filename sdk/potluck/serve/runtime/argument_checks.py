@@ -28,12 +28,7 @@ def check_serving(name: str, slo: object, priority: int, max_queue: int, per_s: 
     UserError
         Names what is wrong.
     """
-    if not isinstance(name, str) or not is_name(name):
-        raise UserError(
-            f"a service is called by letters, digits and {' '.join(EXTRA)}, up to {MAX_NAME} of "
-            f"them; got {name!r}.",
-            next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
-        )
+    check_service_name(name)
     if not isinstance(slo, Latency | Frequency):
         raise UserError(
             f"a limit is potluck.Latency(seconds) or potluck.Frequency(fps), got {slo!r}.",
@@ -66,6 +61,45 @@ def need_frequency(name: str, slo: Slo) -> Frequency:
             next_step="Serve it with slo=potluck.Frequency(fps=30).",
         )
     return slo
+
+
+def check_text_serving(name: str, token_s: float, max_queue: int) -> None:
+    """Refuse what no service of texts can be made of.
+
+    Parameters
+    ----------
+    name
+        Of the service.
+    token_s
+        Seconds that a token may take; 0: any.
+    max_queue
+        Texts that may wait.
+
+    Raises
+    ------
+    UserError
+        Names what is wrong.
+    """
+    check_service_name(name)
+    check_number("token_s", token_s, zero=True)
+    if max_queue != 0:
+        check_count("max_queue", max_queue)
+
+
+def check_service_name(name: str) -> None:
+    """Refuse what no service can be called.
+
+    Raises
+    ------
+    UserError
+        Says what may stand in a name.
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise UserError(
+            f"a service is called by letters, digits and {' '.join(EXTRA)}, up to {MAX_NAME} of "
+            f"them; got {name!r}.",
+            next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
+        )
 
 
 def is_name(name: str) -> bool:

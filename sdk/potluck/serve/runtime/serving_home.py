@@ -2,17 +2,19 @@
 
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from potluck import display_hooks
-from potluck.errors import HomeError
+from potluck.errors import HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
-    from potluck.graph import Model
+    from potluck.graph import LanguageModel, Model
     from potluck.lab.lab import Playground
     from potluck.profile.profiles import Profile
     from potluck.run.run import Run
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from potluck.serve.runtime.service import Service
     from potluck.serve.runtime.services import Services
     from potluck.serve.runtime.serving import Serving
+    from potluck.serve.runtime.text_service import TextService
     from potluck.serve.scheduling.records import Slo
 
 _making = threading.Lock()  # of the services of a home, which come with the first of them
@@ -37,6 +40,7 @@ class ServingHome:
     _profiles: "dict[str, Profile]"
     _serving: "Serving | None" = None
     _gateways: "tuple[Gateway, ...]" = ()
+    _texts: "Mapping[str, TextService]" = MappingProxyType({})
 
     def serve(
         self,
@@ -85,6 +89,7 @@ class ServingHome:
         Infeasible
             No device can hold the limit; says the best possible.
         """
+        from potluck.graph.language_model import LanguageModel
         from potluck.graph.partition.outputs import need_rows_apart
         from potluck.graph.values import with_values_of_now
         from potluck.profile.measure import need_model
@@ -93,6 +98,10 @@ class ServingHome:
         from potluck.serve.runtime.service import Service
 
         need_model(model, "served")
+        if isinstance(model, LanguageModel):
+            raise UserError(
+                "a language model writes texts.", next_step="Call home.serve_text(model, name)."
+            )
         need_rows_apart(model, "served")
         name = name or model.name
         check_serving(name, slo, priority, max_queue, per_s)
@@ -110,6 +119,76 @@ class ServingHome:
         handle = Handle(work, f"serving {name}")
         self._work.add(handle)
         return handle
+
+    def serve_text(
+        self, model: "LanguageModel", name: str = "", *, token_s: float = 0.0, max_queue: int = 64
+    ) -> "Handle[TextService]":
+        """Write texts for whoever asks from now on, on the plan by which a token takes the least
+        time.
+
+        As many are written at once as the model has rows; `max_queue` more may wait, and others are
+        refused at once.
+
+        Parameters
+        ----------
+        model
+            The language model.
+        name
+            Of the service; default: that of the model.
+        token_s
+            The most seconds that a token may take, for all rows at once; 0: no limit.
+        max_queue
+            Texts that may wait.
+
+        Returns
+        -------
+        Handle[TextService]
+            `service.generate(prompt)`; programs ask it by `home.gateway`.
+
+        Raises
+        ------
+        UserError
+            It is no language model, or a name or number is not what it should be.
+        OutOfMemory
+            No plan has room for it.
+        Infeasible
+            No plan holds the limit; says the best possible.
+        """
+        from potluck.graph.language_model import LanguageModel
+        from potluck.planning.api import plan
+        from potluck.records import Inference, QoE
+        from potluck.serve.runtime.argument_checks import check_text_serving
+        from potluck.serve.runtime.text_service import TextService
+
+        if not isinstance(model, LanguageModel):
+            raise UserError(
+                f"{model!r} writes no texts.",
+                next_step="Give a potluck.LanguageModel; home.serve serves other models.",
+            )
+        name = name or model.name
+        check_text_serving(name, token_s, max_queue)
+        if name in self.texts or name in self.services:
+            raise UserError(f"a service is called {name!r} already.", next_step="Stop it first.")
+
+        def work(task: Task) -> "TextService":
+            profile = self._profiled(model)
+            qoe = QoE(latency_s=token_s) if token_s else QoE()
+            home: Any = self  # a `Home`, which deploys
+            best = plan(profile, Inference(batch=model.rows), qoe).best
+            run = home.deploy(best, model, profile=profile).wait()
+            service = TextService(name, run, model, max_queue)
+            with _making:
+                self._texts = {**self._texts, name: service}
+            return service
+
+        handle = Handle(work, f"serving {name}")
+        self._work.add(handle)
+        return handle
+
+    @property
+    def texts(self) -> "Mapping[str, TextService]":
+        """The services that write texts, by name, without those that have ended."""
+        return {name: each for name, each in self._texts.items() if each.run.is_open}
 
     def _profiled(self, model: "Model") -> "Profile":
         """The profile of this model for inference, as it is known or made now."""
@@ -183,6 +262,7 @@ class ServingHome:
         page = display_hooks.gateway_page(self) if watch else None
         opened = Gateway(
             lambda: self.services,
+            texts=lambda: self.texts,
             host=host,
             port=port,
             token=token,

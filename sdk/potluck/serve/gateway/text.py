@@ -1,0 +1,405 @@
+"""Texts over HTTP: `/v2/models/NAME/generate` and `.../generate_stream`, as Triton has them, and
+`/v1/models`, `/v1/completions` and `/v1/chat/completions`, as clients of OpenAI ask.
+
+Whole texts, or as they are written, as server-sent events. A text ends with its client.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from potluck.errors import PotluckError
+from potluck.serve.gateway.protocol import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from potluck.run.text.writer import Generation
+    from potluck.serve.runtime.text_service import TextService
+
+LOOK_S = 1.0  # between looks whether the client is still there
+DEFAULT_TOKENS = 128
+Texts = Callable[[], "Mapping[str, TextService]"]
+Body = Callable[[Request], Awaitable[bytes]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+# of OpenAI's, those that would change the text in ways that are not there: value that means nothing
+_NOT_THERE: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "echo": False,
+    "suffix": "",
+    "tools": [],
+    "functions": [],
+    "logit_bias": {},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+}
+_WORDS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "seed": int}
+_INCOMPLETE = "\ufffd"  # what a tokenizer shows of a character whose tokens have not all come
+
+
+class TextRoutes:
+    """What the routes of texts answer.
+
+    Parameters
+    ----------
+    texts
+        Gives the services that write, as they are at each request.
+    body
+        Reads the body of a request, within bounds.
+    """
+
+    def __init__(self, texts: Texts, body: Body) -> None:
+        self._texts = texts
+        self._body = body
+        one = "/v2/models/{name}"
+        self.routes: list[tuple[str, Endpoint, str]] = [
+            (f"{one}/generate", self.generate, "POST"),
+            (f"{one}/generate_stream", self.generate_stream, "POST"),
+            ("/v1/models", self.models, "GET"),
+            ("/v1/completions", self.completions, "POST"),
+            ("/v1/chat/completions", self.chat_completions, "POST"),
+        ]
+
+    # --- as Triton --------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Response:
+        """A whole text."""
+        service, asked = await self._triton(request)
+        text = await _whole(request, asked)
+        return JSONResponse(_triton(service, asked, text) | {"finish_reason": asked.reason})
+
+    async def generate_stream(self, request: Request) -> Response:
+        """A text as it is written, an event for each part."""
+        service, asked = await self._triton(request)
+
+        async def events() -> AsyncIterator[bytes]:
+            async for part in _parts(asked):
+                yield _event(_triton(service, asked, part))
+
+        return _TextStream(asked, events())
+
+    async def _triton(self, request: Request) -> "tuple[TextService, Asked]":
+        document = _document(await self._body(request))
+        service = self._service(request.path_params["name"])
+        parameters = document.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise BadRequest("parameters: an object is expected.", field="parameters")
+        how = _how({**document, **parameters}, temperature=0.0)
+        prompt = _prompt(document.get("text_input"), "text_input")
+        return service, Asked(service, prompt, how, _stops(parameters))
+
+    # --- as OpenAI --------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        """Who writes."""
+        found = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "potluck"}
+            for name in self._texts()
+        ]
+        return JSONResponse({"object": "list", "data": found})
+
+    async def completions(self, request: Request) -> Response:
+        """What comes behind a prompt."""
+        document = _document(await self._body(request))
+        service = self._service(document.get("model"), "model")
+        prompt = _prompt(document.get("prompt"), "prompt")
+        return await self._openai(request, document, service, prompt, _Completion())
+
+    async def chat_completions(self, request: Request) -> Response:
+        """What comes next in a conversation, as the model's tokenizer lays it out."""
+        document = _document(await self._body(request))
+        service = self._service(document.get("model"), "model")
+        prompt = _conversation(service, document.get("messages"))
+        return await self._openai(request, document, service, prompt, _Chat())
+
+    async def _openai(
+        self,
+        request: Request,
+        document: Mapping[str, Any],
+        service: "TextService",
+        prompt: "str | list[int]",
+        form: "_Completion",
+    ) -> Response:
+        for word, nothing in _NOT_THERE.items():
+            if document.get(word) not in (None, nothing):
+                raise BadRequest(f"{word}: is not there in this service.", field=word)
+        words = dict(document)
+        words["max_tokens"] = words.get("max_tokens") or words.get("max_completion_tokens")
+        asked = Asked(service, prompt, _how(words, temperature=1.0), _stops(document))
+        frame = {
+            "id": f"{form.prefix}-{uuid.uuid4().hex}",
+            "object": form.kind,
+            "created": int(time.time()),
+            "model": service.name,
+        }
+        if not document.get("stream"):
+            text = await _whole(request, asked)
+            choice = form.whole(text) | {"index": 0, "finish_reason": asked.reason}
+            return JSONResponse(frame | {"choices": [choice], "usage": asked.usage})
+        frame["object"] = form.part_kind
+
+        async def events() -> AsyncIterator[bytes]:
+            async for part in _parts(asked):
+                yield _event(frame | {"choices": [form.part(part) | {"index": 0}]})
+            ended = form.part("") | {"index": 0, "finish_reason": asked.reason}
+            yield _event(frame | {"choices": [ended]})
+            yield b"data: [DONE]\n\n"
+
+        return _TextStream(asked, events())
+
+    def _service(self, name: Any, field: str = "name") -> "TextService":
+        texts = self._texts()
+        if not isinstance(name, str) or name not in texts:
+            known = ", ".join(texts) or "none"
+            raise NotFound(
+                f"{field}: no service writes texts by the name {name!r}; there is {known}.",
+                field=field,
+            )
+        return texts[name]
+
+
+class _Completion:
+    """How a text stands in an answer."""
+
+    prefix, kind = "cmpl", "text_completion"
+    part_kind = "text_completion"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"text": text, "logprobs": None}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"text": text, "logprobs": None, "finish_reason": None}
+
+
+class _Chat(_Completion):
+    prefix, kind = "chatcmpl", "chat.completion"
+    part_kind = "chat.completion.chunk"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def part(self, text: str) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": text} if text else {}
+        return {"delta": delta, "finish_reason": None}
+
+
+class Asked:
+    """A text that a client asked for.
+
+    Parameters
+    ----------
+    service
+        Who writes it.
+    prompt
+        Words, or tokens.
+    how
+        As for `Run.generate`.
+    stops
+        Words at which it ends, and which are not shown.
+    """
+
+    def __init__(
+        self,
+        service: "TextService",
+        prompt: "str | list[int]",
+        how: Mapping[str, Any],
+        stops: tuple[str, ...],
+    ) -> None:
+        self.generation: Generation = service.generate(prompt, **how)
+        self._has_words = service.model.tokenizer is not None
+        self._stops, self._is_stopped = stops, False
+
+    @property
+    def reason(self) -> str:
+        """Why it is whole."""
+        return "stop" if self._is_stopped else self.generation.reason
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens that were read and written."""
+        n_prompt, n_new = self.generation.n_prompt, len(self.generation.tokens)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_new,
+            "total_tokens": n_prompt + n_new,
+        }
+
+    def text(self) -> str:
+        """What may be shown so far: its words, or where there is no tokenizer its tokens."""
+        is_over = self.generation.is_over
+        if not self._has_words:
+            return " ".join(map(str, self.generation.tokens))
+        text = self.generation.text
+        ends = [place for place in (text.find(stop) for stop in self._stops) if place >= 0]
+        if ends:
+            self._is_stopped = True
+            self.generation.cancel()
+            return text[: min(ends)]
+        if is_over:
+            return text
+        held = max((_begun(text, stop) for stop in self._stops), default=0)
+        shown = text[: len(text) - held]
+        return shown.rstrip(_INCOMPLETE)
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the begin of a stop.
+
+    >>> _begun("so it en", "end"), _begun("so", "end")
+    (2, 0)
+    """
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+async def _changes(generation: "Generation") -> AsyncIterator[None]:
+    """Whenever it has changed, and from time to time, until it is over."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the entrance is closed
+            loop.call_soon_threadsafe(changed.set)
+
+    generation.listen(tell)
+    while not generation.is_over:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(changed.wait(), LOOK_S)
+        changed.clear()
+        yield
+
+
+async def _whole(request: Request, asked: Asked) -> str:
+    """The whole text; none is written for a client that is gone."""
+    async for _ in _changes(asked.generation):
+        asked.text()  # it may stop here
+        if await request.is_disconnected():
+            asked.generation.cancel()
+    asked.generation.check()
+    return asked.text()
+
+
+async def _parts(asked: Asked) -> AsyncIterator[str]:
+    """What is new of a text, as it is written."""
+    shown = ""
+    async for _ in _changes(asked.generation):
+        text = asked.text()
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+            shown = text
+    asked.generation.check()
+    text = asked.text()
+    if len(text) > len(shown):
+        yield text[len(shown) :]
+
+
+class _TextStream(StreamingResponse):
+    """Events of a text, which ends with them: also where they have not begun."""
+
+    def __init__(self, asked: Asked, events: AsyncIterator[bytes]) -> None:
+        super().__init__(
+            _with_error(events),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+        self._asked = asked
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI has it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._asked.generation.cancel()
+
+
+async def _with_error(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events, and where the text cannot be written to its end, one that says so."""
+    try:
+        async for event in events:
+            yield event
+    except PotluckError as error:
+        yield b"event: error\n" + _event({"error": str(error)})
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def _triton(service: "TextService", asked: Asked, text: str) -> dict[str, Any]:
+    return {"model_name": service.name, "model_version": "1", "text_output": text}
+
+
+# --- what is asked ------------------------------------------------------------------------------
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequest("body: JSON is expected.", field="body") from None
+    if not isinstance(document, dict):
+        raise BadRequest("body: an object is expected.", field="body")
+    return document
+
+
+def _prompt(given: Any, field: str) -> "str | list[int]":
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and all(type(token) is int for token in given):
+        return given
+    raise BadRequest(f"{field}: words, or a list of tokens, are expected.", field=field)
+
+
+def _conversation(service: "TextService", messages: Any) -> list[int]:
+    """The tokens of a conversation, up to where the answer begins."""
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in messages
+    ):
+        raise BadRequest(
+            "messages: a list of {role, content} is expected, of words.", field="messages"
+        )
+    template = getattr(service.model.tokenizer, "apply_chat_template", None)
+    if template is None:
+        raise BadRequest(
+            f"messages: the tokenizer of {service.name} knows no conversations; ask "
+            "/v1/completions.",
+            field="messages",
+        )
+    try:
+        tokens = template(messages, add_generation_prompt=True, return_dict=False)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadRequest(f"messages: {str(error)[:300]}", field="messages") from error
+    return list(tokens)
+
+
+def _how(words: Mapping[str, Any], *, temperature: float) -> dict[str, Any]:
+    """How it is written, by the words of a request."""
+    found: dict[str, Any] = {"temperature": temperature, "max_tokens": DEFAULT_TOKENS}
+    for word, kind in _WORDS.items():
+        value = words.get(word)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise BadRequest(f"{word}: a number is expected, got {value!r:.40}.", field=word)
+        found[word] = value
+    found["max_new_tokens"] = found.pop("max_tokens")
+    found["seed"] = found.get("seed", secrets.randbits(63)) % 2**63
+    return found
+
+
+def _stops(words: Mapping[str, Any]) -> tuple[str, ...]:
+    given = words.get("stop")
+    given = [given] if isinstance(given, str) else given or []
+    if not isinstance(given, list) or not all(isinstance(s, str) and s for s in given):
+        raise BadRequest("stop: words, or a list of them, are expected.", field="stop")
+    return tuple(given)

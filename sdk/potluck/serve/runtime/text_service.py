@@ -1,0 +1,108 @@
+"""A service that writes texts: a language model on the plan that writes a token soonest, with a
+queue that has an end.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import NotServed
+from potluck.run.text.writer import Generation
+from potluck.serve.stats import TextStats
+
+if TYPE_CHECKING:
+    from potluck.run.run import Run
+
+
+class TextService:
+    """Texts of one language model, for many who ask.
+
+    Parameters
+    ----------
+    name
+        Of the service.
+    run
+        Of the model.
+    max_queue
+        So many texts may wait beside those that are written; more are refused at once.
+    """
+
+    def __init__(self, name: str, run: "Run", model: Any, max_queue: int) -> None:
+        self.name, self.run = name, run
+        self.model = model
+        self._max_queue = max_queue
+        self._open: list[Generation] = []
+        self._over = TextStats()
+        self._lock = threading.Lock()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that write."""
+        return self.run.plan.devices
+
+    @property
+    def stats(self) -> TextStats:
+        """What it has done so far."""
+        with self._lock:
+            self._settle()
+            under_way = [generation.token_s for generation in self._open]
+            return TextStats(
+                n_asked=self._over.n_asked,
+                n_refused=self._over.n_refused,
+                n_under_way=len(under_way),
+                n_tokens=self._over.n_tokens + sum(map(len, under_way)),
+                total_s=self._over.total_s + sum(map(sum, under_way)),
+            )
+
+    def generate(self, prompt: "str | Sequence[int]", **how: Any) -> Generation:
+        """A text that begins with a prompt.
+
+        Parameters
+        ----------
+        prompt
+            Tokens, or words where the model has a tokenizer.
+        **how
+            As for `Run.generate`.
+
+        Raises
+        ------
+        NotServed
+            Too many wait already.
+        UserError
+            The prompt, or a number, is not what it should be.
+        """
+        with self._lock:
+            self._settle()
+            is_full = len(self._open) >= self.model.rows + self._max_queue
+            self._count(n_asked=1, n_refused=int(is_full))
+            if is_full:
+                raise NotServed(
+                    f"{self.name} has {len(self._open)} texts to write, as many as may wait.",
+                    reason="queue-full",
+                )
+            generation = self.run.generate(prompt, **how)
+            self._open.append(generation)
+            return generation
+
+    def stop(self) -> None:
+        """Write no more; texts that are not whole end here."""
+        self.run.close()
+
+    def _settle(self) -> None:
+        """Count what is over."""
+        for generation in self._open:
+            if generation.is_over:
+                seconds = generation.token_s
+                self._count(n_tokens=len(seconds), total_s=sum(seconds))
+        self._open = [generation for generation in self._open if not generation.is_over]
+
+    def _count(
+        self, *, n_asked: int = 0, n_refused: int = 0, n_tokens: int = 0, total_s: float = 0.0
+    ) -> None:
+        over = self._over
+        self._over = TextStats(
+            n_asked=over.n_asked + n_asked,
+            n_refused=over.n_refused + n_refused,
+            n_tokens=over.n_tokens + n_tokens,
+            total_s=over.total_s + total_s,
+        )

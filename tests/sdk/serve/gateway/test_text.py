@@ -1,0 +1,224 @@
+"""Texts over HTTP, asked by OpenAI's own client and as Triton's clients ask: what one machine
+writes, whole or as it comes.
+"""
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.sdk.run.language_models import language_model, model_of, written
+from tests.sdk.serve.gateway.test_gateway import answer_of
+
+from potluck.errors import NotServed, UserError
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+openai = pytest.importorskip("openai")
+parser = pytest.importorskip("prometheus_client.parser")
+pytest.importorskip("potluck.serve.gateway.server")
+TIMEOUT_S = 60.0
+
+
+class Words:
+    """A tokenizer of words that are numbers, which lays conversations out with 90 and 91."""
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
+        roles = {"user": 90, "assistant": 91}
+        tokens = [t for m in messages for t in (roles[m["role"]], *self.encode(m["content"]))]
+        return [*tokens, roles["assistant"]] if add_generation_prompt else tokens
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def home(lm):
+    torch.set_num_threads(1)
+    with memory_home(2) as opened:
+        opened.serve_text(model_of(lm, tokenizer=Words()), "chat", max_queue=2).wait()
+        opened.serve_text(model_of(lm), "tokens").wait()
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def gateway(home):
+    with home.gateway(max_body_bytes=20_000) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(gateway):
+    address = f"http://127.0.0.1:{gateway.port}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def words(tokens):
+    return " ".join(map(str, tokens))
+
+
+def ask(gateway, path, **document):
+    return answer_of(gateway, "POST", path, json.dumps(document))
+
+
+def test_openai_gets_what_one_machine_writes(client, lm):
+    assert {model.id for model in client.models.list()} == {"chat", "tokens"}
+    expected = written(lm, [5, 6, 7], 6)
+    answer = client.completions.create(model="chat", prompt="5 6 7", max_tokens=6, temperature=0)
+    assert answer.choices[0].text == words(expected)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
+
+
+def test_a_conversation_as_it_is_written(client, lm):
+    expected = written(lm, [90, 5, 6, 91], 6)
+    parts = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": "5 6"}],
+        max_tokens=6,
+        temperature=0,
+        stream=True,
+    )
+    choices = [part.choices[0] for part in parts]
+    assert "".join(choice.delta.content or "" for choice in choices) == words(expected)
+    assert choices[-1].finish_reason == "length"
+    assert len([choice for choice in choices if choice.delta.content]) > 1
+
+
+def test_a_text_ends_at_words_that_stop_it_and_never_shows_them(client, lm):
+    expected = written(lm, [5, 6, 7], 8)
+    stop = f" {expected[3]} {expected[4]}"
+    shown = words(expected)[: words(expected).index(stop)]
+    how = {"model": "chat", "prompt": "5 6 7", "max_tokens": 30, "temperature": 0, "stop": stop}
+    answer = client.completions.create(**how)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (shown, "stop")
+    parts = [*client.completions.create(**how, stream=True)]
+    assert "".join(part.choices[0].text for part in parts) == shown
+    assert parts[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", ["chat", "tokens"])
+def test_as_triton_asks(gateway, lm, name):
+    expected = words(written(lm, [5, 6, 7], 6))
+    prompt = "5 6 7" if name == "chat" else [5, 6, 7]
+    asked = {"text_input": prompt, "parameters": {"max_tokens": 6, "temperature": 0}}
+    status, body, _ = ask(gateway, f"/v2/models/{name}/generate", **asked)
+    assert status == 200
+    answer = json.loads(body)
+    assert (answer["text_output"], answer["model_name"]) == (expected, name)
+    status, body, _ = ask(gateway, f"/v2/models/{name}/generate_stream", **asked)
+    events = [json.loads(line[6:]) for line in body.decode().split("\n\n") if line]
+    assert "".join(event["text_output"] for event in events) == expected
+
+
+def test_many_at_once_get_their_own_or_are_refused_at_once(gateway, home, lm):
+    before = home.texts["tokens"].stats
+
+    def one(i):
+        prompt = [1 + i, 2, 3]
+        asked = {"text_input": prompt, "max_tokens": 5}
+        status, body, _ = ask(gateway, "/v2/models/tokens/generate", **asked)
+        return status == 200 and json.loads(body)["text_output"] == words(written(lm, prompt, 5))
+
+    with ThreadPoolExecutor(12) as pool:
+        assert all(pool.map(one, range(24)))
+    after = home.texts["tokens"].stats
+    assert after.n_asked - before.n_asked == 24
+    assert after.n_tokens - before.n_tokens == 24 * 5
+    chat = home.texts["chat"]
+    open_texts = [chat.generate([1, 2], max_new_tokens=10_000) for _ in range(4)]
+    with pytest.raises(NotServed, match="4 texts to write"):
+        chat.generate([1, 2])
+    status, body, headers = ask(gateway, "/v2/models/chat/generate", text_input="1")
+    assert status == 503
+    assert json.loads(body)["reason"] == "queue-full"
+    assert int(headers["Retry-After"]) > 0
+    for text in open_texts:
+        text.cancel()
+    assert ask(gateway, "/v2/models/chat/generate", text_input="1", max_tokens=1)[0] == 200
+
+
+def test_a_client_that_goes_takes_its_text_with_it(client, home):
+    parts = client.completions.create(
+        model="chat", prompt="5 6", max_tokens=100_000, temperature=0, stream=True
+    )
+    next(iter(parts))
+    parts.close()
+    gone = threading.Event()
+    for _ in range(int(TIMEOUT_S / 0.05)):
+        if not home.texts["chat"].stats.n_under_way:
+            gone.set()
+            break
+        time.sleep(0.05)
+    assert gone.is_set()
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "field", "status"),
+    [
+        ("/v1/completions", {"model": "fish", "prompt": "1"}, "model", 404),
+        ("/v2/models/fish/generate", {"text_input": "1"}, "name", 404),
+        ("/v2/models/chat/generate", {}, "text_input", 400),
+        ("/v2/models/chat/generate", {"text_input": [1.5]}, "text_input", 400),
+        ("/v2/models/chat/generate", {"text_input": "1", "parameters": 3}, "parameters", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "n": 2}, "n", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "logprobs": 3}, "logprobs", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "stop": [3]}, "stop", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": "x"}, "top_p", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": 0}, "inputs", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1 " * 60}, "inputs", 400),
+        ("/v1/chat/completions", {"model": "chat", "messages": [3]}, "messages", 400),
+        (
+            "/v1/chat/completions",
+            {"model": "chat", "messages": [{"role": "pirate", "content": "1"}]},
+            "messages",
+            400,
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "tokens", "messages": [{"role": "user", "content": "1"}]},
+            "messages",
+            400,
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_its_field(gateway, path, document, field, status):
+    got, body, _ = ask(gateway, path, **document)
+    assert (got, json.loads(body)["field"]) == (status, field), body
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 5000, b"\xff"])
+def test_a_body_that_is_no_request_is_refused(gateway, body):
+    status, answer, _ = answer_of(gateway, "POST", "/v1/completions", body)
+    assert (status, json.loads(answer)["field"]) == (400, "body")
+
+
+def test_prometheus_reads_what_was_written(gateway):
+    _, body, _ = answer_of(gateway, "GET", "/metrics")
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(body.decode())
+    }
+    tokens = {s.labels["service"]: s.value for s in families["potluck_tokens"].samples}
+    assert tokens.keys() == {"chat", "tokens"}
+    assert all(value > 0 for value in tokens.values())
+
+
+def test_services_that_cannot_be_are_refused_in_words(home, lm):
+    with pytest.raises(UserError, match="serve_text"):
+        home.serve(home.texts["chat"].model, "other", slo=None)
+    with pytest.raises(UserError, match="writes no texts"):
+        home.serve_text(torch.nn.Linear(2, 2), "other")
+    with pytest.raises(UserError, match="'chat' already"):
+        home.serve_text(home.texts["chat"].model, "chat")
+    with pytest.raises(UserError, match="token_s"):
+        home.serve_text(home.texts["chat"].model, "other", token_s=-1.0)
