@@ -35,6 +35,7 @@ BENCHES = {
     "change and an oracle, simulated",
     "stage_sizes": "micro-batches of stages' own sizes where links lose half of their bandwidth, "
     "simulated",
+    "generate": "texts of a language model on agents against transformers in this process",
     "gateway": "the HTTP entrance against direct calls, and against a plain Starlette service",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",
     "cockpit": "what watching a run costs: the training, a browser, bytes, and memory over an hour",

@@ -12,6 +12,7 @@ SMALL = {
     "interpreter": {"rows": 2, "repeats": 1},
     "processors": {"rows": 2, "width": 16, "blocks": 1, "repeats": 1, "rounds": 1, "threads": 2},
     "agent": {"repeats": 1, "settle_s": 0},
+    "generate": {"layers": 1, "max_length": 64, "prompt": 8, "tokens": 3, "repeats": 1},
     "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
     "pipeline": {
         "rounds": 1,
@@ -97,6 +98,7 @@ PROMISED = {
     "interpreter": {"ratio_to_eager_train", "ratio_to_eager_forward"},
     "processors": {"torch_rate_frac", "onnxruntime_rate_frac", "torch_scaling_frac"},
     "agent": {"import_ms", "help_ms", "agent_help_ms", "ready_s", "idle_mib"},
+    "generate": {"ratio_to_transformers", "ratio_two_to_one", "texts_that_differ"},
     "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
     "pipeline": {"ratio_step_time", "overhead_frac", "loss_difference"},
     "fidelity": {
@@ -186,7 +188,7 @@ IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
     *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions", "slow_links"),
-    *("tensor_parallel", "stage_sizes"),
+    *("tensor_parallel", "stage_sizes", "generate"),
     *("stream", "interpreter", "processors", "optimality"),
 )
 

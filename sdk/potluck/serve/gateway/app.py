@@ -221,7 +221,18 @@ class GatewayRoutes:
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
     async def body(self, request: Request) -> bytes:
-        """All of it, if it is not too long, has room and does not take too long."""
+        """All of it, if it is not too long, has room and does not take too long.
+
+        Parameters
+        ----------
+        request
+            Whose it is.
+
+        Raises
+        ------
+        _Status
+            It is not so.
+        """
         share = request.scope[SHARE]
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_body_bytes:

@@ -7,10 +7,10 @@ Whole texts, or as they are written, as server-sent events. A text ends with its
 import asyncio
 import json
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -138,7 +138,7 @@ class TextRoutes:
         frame = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "object": form.kind,
-            "created": int(time.time()),
+            "created": int(datetime.now(timezone.utc).timestamp()),
             "model": service.name,
         }
         if not document.get("stream"):

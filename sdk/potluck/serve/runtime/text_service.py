@@ -23,6 +23,8 @@ class TextService:
         Of the service.
     run
         Of the model.
+    model
+        What writes.
     max_queue
         So many texts may wait beside those that are written; more are refused at once.
     """
