@@ -10,7 +10,6 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -138,7 +137,7 @@ class TextRoutes:
         frame = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "object": form.kind,
-            "created": int(datetime.now(timezone.utc).timestamp()),
+            "created": 0,
             "model": service.name,
         }
         if not document.get("stream"):
