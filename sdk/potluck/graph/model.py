@@ -64,6 +64,8 @@ class Model(Shown):
 
     # of each state that is a piece of a larger one which: where a model is divided by tensor
     pieces: Mapping[str, Any] = MappingProxyType({})
+    # how many its requests may have, beside those of a plan
+    request_rows: tuple[int, ...] = ()
     # values that it answers by in place of the module's
     kept_values: "Mapping[str, torch.Tensor]" = MappingProxyType({})
 

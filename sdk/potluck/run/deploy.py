@@ -102,6 +102,7 @@ def deploy(
         schedule=schedule,
         order_transfers=order_transfers,
         refine_s=refine_s,
+        sizes=model.request_rows,
     )
     engine.patience_s = patience_s if plan.training else 0.0
     engine.recovery = recovery

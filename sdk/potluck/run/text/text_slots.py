@@ -5,9 +5,12 @@ places of their own, so that one text may still read its prompt while others are
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_NEW_TOKENS = 32  # of one row in one request: a longer prompt is read in parts
+# where others wait for their next token meanwhile
+MAX_NEW_TOKENS_BESIDE = 16
 
 
 @dataclass(eq=False)
@@ -58,15 +61,15 @@ class TextSlots:
 
     Parameters
     ----------
-    rows
-        Of a request.
+    sizes
+        Rows that a request may have, ascending; the last is how many slots there are.
     length
         Tokens of a text at most; what nobody waits for is written behind them.
     """
 
-    def __init__(self, rows: int, length: int) -> None:
-        self._length = length
-        self._slots: list[GeneratedText | None] = [None] * rows
+    def __init__(self, sizes: Sequence[int], length: int) -> None:
+        self._sizes, self._length = tuple(sizes), length
+        self._slots: list[GeneratedText | None] = [None] * self._sizes[-1]
         self._waiting: deque[GeneratedText] = deque()
 
     @property
@@ -84,10 +87,12 @@ class TextSlots:
         begun = [(row, text) for row, text in enumerate(self._slots) if text is not None]
         if not begun:
             return None
-        width = _width(max(text.n_missing for _, text in begun))
+        missing = [text.n_missing for _, text in begun]
+        width = _width(max(missing), MAX_NEW_TOKENS_BESIDE if min(missing) == 1 else MAX_NEW_TOKENS)
+        n_rows = next(size for size in self._sizes if size > begun[-1][0])
         ids = []
         start, count = [], []
-        for text in self._slots:
+        for text in self._slots[:n_rows]:
             new = text.tokens[text.n_held : text.n_held + width] if text else [0]
             ids.append([*new, *[0] * (width - len(new))])
             start.append(text.n_held if text else self._length)
@@ -115,10 +120,10 @@ class TextSlots:
             self._slots[row] = text
 
 
-def _width(n_missing: int) -> int:
+def _width(n_missing: int, most: int) -> int:
     """Tokens of a row in the next request: a power of two, so that devices see few shapes.
 
-    >>> [_width(n) for n in (1, 3, 8, 500)]
+    >>> [_width(n, 32) for n in (1, 3, 8, 500)]
     [1, 4, 8, 32]
     """
-    return min(MAX_NEW_TOKENS, 1 << (n_missing - 1).bit_length())
+    return min(most, 1 << (n_missing - 1).bit_length())

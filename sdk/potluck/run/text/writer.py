@@ -204,7 +204,7 @@ class Writer:
             )
         self._engine = engine
         self._model = engine.model
-        self._slots = TextSlots(self._model.rows, self._model.max_length)
+        self._slots = TextSlots(self._model.request_rows, self._model.max_length)
         self._generations: dict[int, Generation] = {}
         self._new: deque[tuple[GeneratedText, Generation]] = deque()
         self._lock = threading.Lock()
