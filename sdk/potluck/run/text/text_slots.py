@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MAX_NEW_TOKENS = 32  # of one row in one request: a longer prompt is read in parts
+MAX_NEW_TOKENS = 128  # of one row in one request: a longer prompt is read in parts
 # where others wait for their next token meanwhile
 MAX_NEW_TOKENS_BESIDE = 16
 
