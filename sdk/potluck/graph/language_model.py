@@ -30,8 +30,11 @@ MAX_ROWS = 1024
 _TOLERANCE_FRAC = {"float32": 1e-4, "float64": 1e-9}
 _TOLERANCE_FRAC_HALF = 5e-2
 _WHOLE_TEXTS = "Model.from_torch runs it on whole texts."
-_ODD = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
+_ODD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+_WORDS = ("vocab_size", "num_hidden_layers")  # that a configuration has to say
+_LOOKS = {"full_attention", "sliding_attention"}  # masks that are known
 _INPUTS = ("ids", "start", "count")
+_TRIAL_WINDOW = 3  # so that the tokens of a trial reach beyond it
 _EXAMPLE_ROWS, _EXAMPLE_TOKENS = 2, 3
 
 
@@ -124,6 +127,7 @@ class LanguageModel(Model):
                 "modules, which answer and do not write.",
             )
         check_module(lm)
+        _check_kinds(lm.config)
         _check_sizes(lm.config, rows, max_length, n_candidates)
         decoder = CachedDecoder(lm, max_length, n_candidates).eval()
         try:
@@ -231,6 +235,23 @@ class LanguageModel(Model):
         )
 
 
+def _check_kinds(config: Any) -> None:
+    """Refuse what the tokens of a trial are too few to show."""
+    missing = [word for word in _WORDS if not hasattr(config, word)]
+    if missing:
+        raise ModelError(
+            f"{type(config).__name__} says no {missing[0]}.",
+            next_step="Give a model of texts alone, as its language model.",
+        )
+    others = {*(getattr(config, "layer_types", None) or ())} - _LOOKS
+    if others:
+        raise ModelError(
+            f"its layers of the kind {min(others)} look at other tokens than all, or a window, of "
+            "those before.",
+            next_step=_WHOLE_TEXTS,
+        )
+
+
 def _check_sizes(config: Any, rows: int, max_length: int, n_candidates: int) -> None:
     most_length = getattr(config, "max_position_embeddings", None) or max_length
     for what, number, most in (
@@ -267,7 +288,7 @@ def _check_answers(decoder: "CachedDecoder") -> None:
     was_training = lm.training
     lm.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), decoder.near_window(_TRIAL_WINDOW):
             caches = decoder.caches(2)
             if not caches:
                 raise ModelError(

@@ -8,9 +8,11 @@ import threading
 import pytest
 from tests.sdk.run.conftest import make_plan
 from tests.sdk.run.language_models import (
+    GROUPED,
     KINDS,
     LENGTH,
     ROWS,
+    SIZES,
     language_model,
     model_of,
     plan_of,
@@ -268,6 +270,38 @@ def test_other_ways_to_remember_are_refused_in_words(kind):
         model_of(lm)
     with pytest.raises(ModelError, match="causal language model"):
         model_of(torch.nn.Linear(2, 2))
+
+
+CHUNKS = GROUPED | {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "special", "words"),
+    [
+        # the trial's few tokens are all in the first chunk, and are all scaled by one
+        ("Llama4Text", CHUNKS | {"attention_chunk_size": 12}, "chunked_attention"),
+        (
+            "Llama4Text",
+            CHUNKS | {"layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 0, 1]},
+            "length of the cache",
+        ),
+        ("Bert", SIZES | {"is_decoder": True}, "whole texts"),
+        ("XLM", {"n_words": 97, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "whole texts"),
+        ("Fuyu", {"text_config": GROUPED | {"model_type": "persimmon"}}, "vocab_size"),
+        # says a window and looks at all
+        ("Moshi", GROUPED | {"ffn_dim": 64, "sliding_window": 20}, "answers otherwise"),
+    ],
+)
+def test_what_a_short_trial_does_not_show_is_refused_and_the_model_stays_as_it_was(
+    config, special, words
+):
+    transformers = pytest.importorskip("transformers")
+    made = getattr(transformers, f"{config}Config")(**special)
+    lm = transformers.AutoModelForCausalLM.from_config(made).eval()
+    head = lm.get_output_embeddings()
+    with pytest.raises(ModelError, match=words):
+        model_of(lm)
+    assert lm.get_output_embeddings() is head
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"max_length": 65}, {"n_candidates": 98}])

@@ -50,8 +50,12 @@ class _Slots(Cache):  # type: ignore[misc]
             held[layer_idx] = held[layer_idx].scatter(2, places, new)
         return self.keys_of[layer_idx], self.values_of[layer_idx]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """None is told: masks and positions are given."""
+    def get_seq_length(self, layer_idx: int | None = None) -> int:
+        """None is told: masks and positions are given. A layer that asks for itself goes by
+        another place than its rows have.
+        """
+        if layer_idx is not None:
+            raise ValueError("its layers go by the length of the cache")
         return 0
 
 
@@ -222,13 +226,13 @@ class CachedDecoder(torch.nn.Module):
         config, head = self.lm.config, self.lm.get_output_embeddings()
         attention = config._attn_implementation
         experts = getattr(config, "_experts_implementation", None)
-        self.lm.set_output_embeddings(self._head)
         self._head.last = last
         if self.groups and attention == "sdpa":
             config._attn_implementation = _GROUPED
         if experts is not None:
             config._experts_implementation = _EXPERTS
         try:
+            self.lm.set_output_embeddings(self._head)  # some raise, with it in its place
             yield
         finally:
             self.lm.set_output_embeddings(head)
@@ -236,6 +240,26 @@ class CachedDecoder(torch.nn.Module):
             config._attn_implementation = attention
             if experts is not None:
                 config._experts_implementation = experts
+
+    @contextmanager
+    def near_window(self, n_tokens: int) -> Iterator[None]:
+        """Inside, whoever goes by the configuration's window looks at that many tokens at most,
+        where a text may be longer than the window.
+
+        Parameters
+        ----------
+        n_tokens
+            How many.
+        """
+        window = self._window
+        is_seen = n_tokens < window < self.max_length
+        if is_seen:
+            self._window = self.lm.config.sliding_window = n_tokens
+        try:
+            yield
+        finally:
+            if is_seen:
+                self._window = self.lm.config.sliding_window = window
 
     def caches(self, rows: int) -> list[torch.Tensor]:
         """Of that many rows, with nothing in them: none where it hands over no keys and values, or
