@@ -264,14 +264,15 @@ def _check_sizes(config: Any, rows: int, max_length: int, n_candidates: int) -> 
 
 
 def _writing(traced: Traced) -> Traced:
-    """The same, costed for one new token of each row, as most requests have; only the first slots
-    of a cache belong to a request, so all its rows are there at once.
+    """The same, costed for one new token of each row, as most requests have; places and masks are
+    made wherever they are needed.
     """
     symbols = tuple(
         replace(symbol, hint=1) if symbol.name == SEQUENCE else symbol
         for symbol in traced.graph.symbols
     )
-    return replace(traced, graph=replace(traced.graph, symbols=symbols))
+    places = frozenset({_INPUTS.index("start"), _INPUTS.index("count")})
+    return replace(traced, graph=replace(traced.graph, symbols=symbols), small_inputs=places)
 
 
 def _check_answers(decoder: "CachedDecoder") -> None:

@@ -57,7 +57,9 @@ class Traced:
     rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
     module drops the dimension of the rows; `padded`: its encoders of which torch leaves zeros at
     padded places where gradients are off; `sums_rows`: the loss is a sum over rows, not a mean;
-    `whole_batch`: the loss, or an output, compares rows, so that all of a batch are there at once.
+    `whole_batch`: the loss, or an output, compares rows, so that all of a batch are there at once;
+    `small_inputs`: those that go to every segment which needs them, as does what is made of them
+    alone (places in a text, and masks).
     """
 
     graph: Graph
@@ -73,6 +75,7 @@ class Traced:
     padded: tuple[str, ...] = ()
     sums_rows: bool = False
     whole_batch: bool = False
+    small_inputs: frozenset[int] = frozenset()
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

@@ -158,7 +158,7 @@ def line(traced: Traced, order: Sequence[int] = ()) -> Linearization:
     """
     graph = traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
-    bound_values = set(range(n_inputs))
+    bound_values = set(range(n_inputs)) - traced.small_inputs
     bound = []
     needs: dict[int, frozenset[int]] = {}
     for position, node in enumerate(graph.nodes):
