@@ -139,12 +139,16 @@ class LanguageModel(Model):
         ids = torch.arange(_EXAMPLE_ROWS * _EXAMPLE_TOKENS) % lm.config.vocab_size
         count = torch.full((_EXAMPLE_ROWS,), _EXAMPLE_TOKENS)
         names = [*_INPUTS, *(f"{i}" for i in range(len(caches)))]
-        traced = trace(
-            decoder,
-            [ids.view(_EXAMPLE_ROWS, -1), torch.zeros_like(count), count, *caches],
-            input_names=names,
-            sequence_dims=(1,),
-        )
+        head = lm.get_output_embeddings()
+        try:
+            traced = trace(
+                decoder,
+                [ids.view(_EXAMPLE_ROWS, -1), torch.zeros_like(count), count, *caches],
+                input_names=names,
+                sequence_dims=(1,),
+            )
+        finally:
+            lm.set_output_embeddings(head)  # tracing leaves a copy of it there
         n_inputs = len(_INPUTS)
         own = {n_inputs + i: 2 + i for i in range(len(caches))}
         chosen = layers(

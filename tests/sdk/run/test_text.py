@@ -304,6 +304,18 @@ def test_what_a_short_trial_does_not_show_is_refused_and_the_model_stays_as_it_w
     assert lm.get_output_embeddings() is head
 
 
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_a_module_stays_as_it_was_so_that_several_models_are_made_of_it(trio, kind):
+    lm = language_model(kind)
+    modules = [*lm.named_modules()]
+    models = [model_of(lm, rows=rows) for rows in (1, 2)]
+    assert [*lm.named_modules()] == modules
+    for model in models:
+        run = trio.deploy(plan_of(model, A, B), model).wait()
+        check(run, lm, prompts(1, seed=8), n=2)
+        run.close()
+
+
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"max_length": 65}, {"n_candidates": 98}])
 def test_sizes_that_cannot_be_are_refused(wrong):
     with pytest.raises(ModelError, match=f"{next(iter(wrong))} is a whole number"):
