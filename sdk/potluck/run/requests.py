@@ -95,7 +95,10 @@ def answer_once(
     except NoProgram:
         with engine.boundary():
             engine.check()
-            _make_for(engine, rows)
+            try:
+                _make_for(engine, rows)
+            except PotluckError as error:
+                _recovered(engine, error, n_lost)
         raise CachesGone from None
     execution = _execution_of(engine, request, n_lost)
     if execution is None:
@@ -110,7 +113,10 @@ def empty_caches(engine: "RunEngine") -> None:
     """
     with engine.boundary():
         engine.check()
-        engine.renew(engine.compiled_plan.plan, None, engine.sizes)
+        try:
+            engine.renew(engine.compiled_plan.plan, None, engine.sizes)
+        except PotluckError as error:
+            _recovered(engine, error, 0)  # whoever goes on loads them anew, too
 
 
 def _requested(
@@ -129,10 +135,7 @@ def _requested(
                 _make_for(engine, rows - start)
             except PotluckError as error:
                 n_lost += 1
-                if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
-                    raise
-                check_values(engine.model, engine.value_marks)
-                recover(engine, error)
+                _recovered(engine, error, n_lost)
 
 
 def _make_for(engine: "RunEngine", rows: int) -> None:
@@ -158,9 +161,14 @@ def _execution_of(
         try:
             return engine.result(request.future)
         except PotluckError as error:
-            # what kills whoever computes it is not asked for ever
-            if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
-                raise
-            check_values(engine.model, engine.value_marks)  # what was sent is here no more
-            recover(engine, error)
+            _recovered(engine, error, n_lost)
     return None
+
+
+def _recovered(engine: "RunEngine", error: PotluckError, n_lost: int) -> None:
+    """Go on after this loss at a boundary, or raise it."""
+    # what kills whoever computes it is not asked for ever
+    if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
+        raise error
+    check_values(engine.model, engine.value_marks)  # what was sent is here no more
+    recover(engine, error)

@@ -164,6 +164,19 @@ def test_whoever_is_lost_in_the_middle_the_text_is_the_same(llama, device, how, 
         run.close()
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("how", ["kill", "kill_worker", "pull"])
+def test_whoever_is_lost_after_a_switch_and_before_a_text_the_text_is_the_same(llama, how):
+    """A request of one row needs a program of its own, which the lost one cannot make."""
+    lm, model = llama
+    with memory_home(3) as home:
+        run = home.deploy(plan_of(model, A, B), model).wait()
+        run.switch(plan_of(model, C, B)).wait()
+        getattr(memory_of(home), how)(C)
+        check(run, lm, prompts(1, seed=9), n=4)
+        run.close()
+
+
 def test_the_same_seed_chooses_the_same_text_on_any_plan(trio, llama):
     _, model = llama
     (prompt,) = prompts(1, seed=6)
