@@ -242,6 +242,7 @@ def test_words_where_there_is_a_tokenizer(trio):
         ("hello", {}, "tokenizer"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens"),
         ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"temperature": 10**400}, "temperature"),
         ([1], {"top_k": 0}, "top_k"),
         ([1], {"top_p": 0.0}, "top_p"),
     ],
@@ -249,6 +250,15 @@ def test_words_where_there_is_a_tokenizer(trio):
 def test_a_prompt_that_cannot_be_is_refused_in_words(run, prompt, how, words):
     with pytest.raises(UserError, match=words):
         run.generate(prompt, **how)
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 10**30}, {"temperature": 1e-320}, {"top_p": 1e-320}]
+)
+def test_numbers_of_any_size_choose_a_token(run, how):
+    """What raises in the thread that writes would leave every text waiting."""
+    text = run.generate([1, 2], max_new_tokens=2, **{"temperature": 1.0, "top_k": 10**40} | how)
+    assert len(text.wait().tokens) == 2
 
 
 def test_models_that_write_are_not_called_and_others_do_not_write(trio, run, llama):

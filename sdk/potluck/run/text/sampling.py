@@ -1,5 +1,6 @@
 """How the next token is chosen among the likeliest."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
+        if not 0.0 <= self.temperature <= sys.float_info.max:  # whole numbers may be larger
             raise UserError(f"temperature is a number from 0 on; got {self.temperature!r}.")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise UserError(f"top_k is a whole number from 1 on; got {self.top_k!r}.")
@@ -63,7 +64,7 @@ def choose(
     if sampling.temperature == 0.0:
         return int(numbers[logits == logits[0]].min())  # as argmax has it, of equals the first
     top = logits[: sampling.top_k].double()
-    probabilities = torch.softmax((top - top[0]) / sampling.temperature, 0)
+    probabilities = torch.softmax((top - top[0]) / float(sampling.temperature), 0)
     before = probabilities.cumsum(0) - probabilities
     probabilities = probabilities * (before < sampling.top_p)
     return int(numbers[torch.multinomial(probabilities, 1, generator=generator)])
