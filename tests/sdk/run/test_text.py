@@ -190,6 +190,20 @@ def test_the_same_seed_chooses_the_same_text_on_any_plan(trio, llama):
     assert found[0] != found[1]
 
 
+def test_whoever_looks_on_and_fails_does_not_end_the_text(run, llama):
+    (prompt,) = prompts(1, seed=8)
+    calls = []
+
+    def look():
+        calls.append(1)
+        if len(calls) > 1:
+            raise ZeroDivisionError
+
+    text = run.generate(prompt, max_new_tokens=4)
+    text.listen(look)
+    assert text.wait().tokens == written(llama[0], prompt, 4)
+
+
 def test_who_has_read_enough_ends_it(run, llama):
     given = prompts(2, seed=7)
     text = run.generate(given[0], max_new_tokens=10_000)
@@ -244,6 +258,9 @@ def test_words_where_there_is_a_tokenizer(trio):
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": 10**400}, "temperature"),
         ([1], {"top_k": 0}, "top_k"),
+        ([1], {"top_p": "x"}, "top_p"),
+        ([1], {"seed": 2**63}, "seed"),
+        ([1], {"seed": 0.5}, "seed"),
         ([1], {"top_p": 0.0}, "top_p"),
     ],
 )

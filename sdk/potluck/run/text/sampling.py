@@ -32,8 +32,15 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            if isinstance(getattr(self, name), bool) or not isinstance(
+                getattr(self, name), int | float
+            ):
+                raise UserError(f"{name} is a number; got {getattr(self, name)!r}.")
         if not 0.0 <= self.temperature <= sys.float_info.max:  # whole numbers may be larger
-            raise UserError(f"temperature is a number from 0 on; got {self.temperature!r}.")
+            raise UserError(f"temperature is a number from 0 on; got {self.temperature!r:.40}.")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is a whole number from 0 to 2**63 - 1; got {self.seed!r:.40}.")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise UserError(f"top_k is a whole number from 1 on; got {self.top_k!r}.")
         if not 0.0 < self.top_p <= 1.0:

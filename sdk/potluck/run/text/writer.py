@@ -2,10 +2,12 @@
 all of them.
 """
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PotluckError, RequestFailed, UserError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from potluck.run.compiled_plan import CompiledPlan
     from potluck.run.engine import RunEngine
+
+LOG = logging.getLogger(__name__)
 
 
 class Generation:
@@ -108,7 +112,8 @@ class Generation:
     def _tell(self) -> None:
         self._changed.notify_all()
         for listener in self._listeners:
-            listener()
+            with suppress(Exception):  # who looks on must not end the text
+                listener()
 
     def check(self) -> None:
         """Raise what ended it before its end.
@@ -273,9 +278,15 @@ class Writer:
             except CachesGone:
                 self._compiled_plan, self._n_lost = None, self._n_lost + 1
             except PotluckError as error:
-                self._compiled_plan = None
-                for text in self._slots.texts:
-                    self._generations[id(text)].fail(error)
+                self._end_all(error)
+            except Exception as error:  # nobody else would end the texts that wait
+                LOG.exception("texts could not be written")
+                self._end_all(RequestFailed(f"{type(error).__name__}: {error}"[:300]))
+
+    def _end_all(self, error: PotluckError) -> None:
+        self._compiled_plan = None
+        for text in self._slots.texts:
+            self._generations[id(text)].fail(error)
 
     def _ask(self, request: TokenRequest) -> None:
         import torch

@@ -129,10 +129,15 @@ class TextRoutes:
         form: "_Completion",
     ) -> Response:
         for word, nothing in _NOT_THERE.items():
-            if document.get(word) not in (None, nothing):
+            value = document.get(word)
+            is_other_kind = isinstance(value, bool) != isinstance(nothing, bool)  # 0 == False
+            if value is not None and (value != nothing or is_other_kind):
                 raise BadRequest(f"{word}: is not there in this service.", field=word)
         words = dict(document)
-        words["max_tokens"] = words.get("max_tokens") or words.get("max_completion_tokens")
+        if words.get("max_tokens") is None:
+            words["max_tokens"] = words.get("max_completion_tokens")
+        if not isinstance(document.get("stream", False), bool):
+            raise BadRequest("stream: true or false is expected.", field="stream")
         asked = Asked(service, prompt, _how(words, temperature=1.0), _stops(document))
         frame = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
@@ -398,7 +403,7 @@ def _how(words: Mapping[str, Any], *, temperature: float) -> dict[str, Any]:
 
 def _stops(words: Mapping[str, Any]) -> tuple[str, ...]:
     given = words.get("stop")
-    given = [given] if isinstance(given, str) else given or []
+    given = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(given, list) or not all(isinstance(s, str) and s for s in given):
         raise BadRequest("stop: words, or a list of them, are expected.", field="stop")
     return tuple(given)

@@ -74,7 +74,8 @@ def ask(gateway, path, **document):
 def test_openai_gets_what_one_machine_writes(client, lm):
     assert {model.id for model in client.models.list()} == {"chat", "tokens"}
     expected = written(lm, [5, 6, 7], 6)
-    answer = client.completions.create(model="chat", prompt="5 6 7", max_tokens=6, temperature=0)
+    how = {"max_tokens": 6, "temperature": 0, "n": 1, "presence_penalty": 0.0, "logit_bias": {}}
+    answer = client.completions.create(model="chat", prompt="5 6 7", **how)
     assert answer.choices[0].text == words(expected)
     assert answer.choices[0].finish_reason == "length"
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
@@ -174,6 +175,17 @@ def test_a_client_that_goes_takes_its_text_with_it(client, home):
         ("/v1/completions", {"model": "chat", "prompt": "1", "n": 2}, "n", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1", "logprobs": 3}, "logprobs", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1", "stop": [3]}, "stop", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "stop": 0}, "stop", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "n": True}, "n", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "logprobs": 0}, "logprobs", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "stream": "no"}, "stream", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "max_tokens": 0}, "inputs", 400),
+        (
+            "/v1/completions",
+            {"model": "chat", "prompt": "1", "temperature": 10**400},
+            "inputs",
+            400,
+        ),
         ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": "x"}, "top_p", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": 0}, "inputs", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1 " * 60}, "inputs", 400),
