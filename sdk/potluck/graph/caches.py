@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from potluck.errors import ModelError
 from potluck.graph.traced import Traced, Type, moved
-from potluck_wire.graph import Buffer, Graph, Node, Ref, evaluate, node_refs, validate
+from potluck_wire.graph import BATCH, Buffer, Graph, Ref, evaluate, node_refs, validate
 
 _SCATTER, _CACHE_SCATTER = "aten.scatter.src", "potluck.cache_scatter.default"
 
@@ -49,7 +49,7 @@ def with_caches(traced: Traced, caches: Mapping[int, int], rows: int) -> Traced:
     buffers = []
     for value in caches:
         port = graph.inputs[value]
-        shape = tuple(evaluate(size, {**traced.hints, "batch": rows}) for size in port.shape)
+        shape = tuple(evaluate(size, {**traced.hints, BATCH: rows}) for size in port.shape)
         types[number[value]] = (Type(dtype=port.dtype, shape=shape),)
         buffers.append(
             Buffer(name=f"cache.{port.name}", dtype=port.dtype, shape=shape, updated=True)
@@ -60,7 +60,7 @@ def with_caches(traced: Traced, caches: Mapping[int, int], rows: int) -> Traced:
         parameters=graph.parameters,
         buffers=(*graph.buffers, *buffers),
         nodes=tuple(
-            moved(_in_place(node) if Ref(value) in written else node, move)
+            moved(replace(node, op=_CACHE_SCATTER) if Ref(value) in written else node, move)
             for value, node in enumerate(graph.nodes, start=first)
         ),
         outputs=tuple(replace(output, ref=move(output.ref)) for output in outputs),
@@ -77,10 +77,6 @@ def with_caches(traced: Traced, caches: Mapping[int, int], rows: int) -> Traced:
         ),
         structure=None,
     )
-
-
-def _in_place(node: Node) -> Node:
-    return replace(node, op=_CACHE_SCATTER)
 
 
 def _check(traced: Traced, written: Mapping[Ref, int]) -> None:

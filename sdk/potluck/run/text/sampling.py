@@ -32,11 +32,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            if isinstance(getattr(self, name), bool) or not isinstance(
-                getattr(self, name), int | float
-            ):
-                raise UserError(f"{name} is a number; got {getattr(self, name)!r}.")
+        for name, value in (("temperature", self.temperature), ("top_p", self.top_p)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"{name} is a number; got {value!r}.")
         if not 0.0 <= self.temperature <= sys.float_info.max:  # whole numbers may be larger
             raise UserError(f"temperature is a number from 0 on; got {self.temperature!r:.40}.")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:

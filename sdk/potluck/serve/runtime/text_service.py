@@ -4,6 +4,7 @@ queue that has an end.
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import NotServed
@@ -48,9 +49,8 @@ class TextService:
         with self._lock:
             self._settle()
             under_way = [generation.token_s for generation in self._open]
-            return TextStats(
-                n_asked=self._over.n_asked,
-                n_refused=self._over.n_refused,
+            return replace(
+                self._over,
                 n_under_way=len(under_way),
                 n_tokens=self._over.n_tokens + sum(map(len, under_way)),
                 total_s=self._over.total_s + sum(map(sum, under_way)),
@@ -76,7 +76,9 @@ class TextService:
         with self._lock:
             self._settle()
             is_full = len(self._open) >= self.model.rows + self._max_queue
-            self._count(n_asked=1, n_refused=int(is_full))
+            self._over = replace(
+                self._over, n_asked=self._over.n_asked + 1, n_refused=self._over.n_refused + is_full
+            )
             if is_full:
                 raise NotServed(
                     f"{self.name} has {len(self._open)} texts to write, as many as may wait.",
@@ -92,19 +94,11 @@ class TextService:
 
     def _settle(self) -> None:
         """Count what is over."""
-        for generation in self._open:
-            if generation.is_over:
-                seconds = generation.token_s
-                self._count(n_tokens=len(seconds), total_s=sum(seconds))
-        self._open = [generation for generation in self._open if not generation.is_over]
-
-    def _count(
-        self, *, n_asked: int = 0, n_refused: int = 0, n_tokens: int = 0, total_s: float = 0.0
-    ) -> None:
-        over = self._over
-        self._over = TextStats(
-            n_asked=over.n_asked + n_asked,
-            n_refused=over.n_refused + n_refused,
-            n_tokens=over.n_tokens + n_tokens,
-            total_s=over.total_s + total_s,
+        ended = [generation for generation in self._open if generation.is_over]
+        seconds = [generation.token_s for generation in ended]
+        self._over = replace(
+            self._over,
+            n_tokens=self._over.n_tokens + sum(map(len, seconds)),
+            total_s=self._over.total_s + sum(map(sum, seconds)),
         )
+        self._open = [generation for generation in self._open if generation not in ended]
