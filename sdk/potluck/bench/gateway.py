@@ -93,7 +93,7 @@ def _load(
 ) -> dict[str, float]:
     options = (side, port, int(settings["width"]), int(n_clients), per_s, settings["seconds"])
     command = [sys.executable, "-m", "potluck.bench.http_processes", "load", *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+OK = 200
 STDOUT = 1
 
 
@@ -57,7 +58,9 @@ def request(side: str, port: int, width: int) -> bytes:
     """One request of one row, as it goes over the wire: the same tensor as bytes on both sides."""
     raw = b"\0" * (4 * width)
     if side == "plain":
-        head = f"POST /infer HTTP/1.1\r\nHost: x:{port}\r\nContent-Length: {len(raw)}\r\n\r\n"
+        head = (
+            f"POST /infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(raw)}\r\n\r\n"
+        )
         return head.encode() + raw
     row = {
         "name": "input",
@@ -68,7 +71,7 @@ def request(side: str, port: int, width: int) -> bytes:
     document = {"inputs": [row], "parameters": {"binary_data_output": True}}
     header = json.dumps(document).encode()
     head = (
-        f"POST /v2/models/net/infer HTTP/1.1\r\nHost: x:{port}\r\n"
+        f"POST /v2/models/net/infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         f"Inference-Header-Content-Length: {len(header)}\r\n"
         f"Content-Length: {len(header) + len(raw)}\r\n\r\n"
     )
@@ -103,7 +106,8 @@ async def load(side: str, port: int, width: int, n_clients: int, per_s: float, s
     connections = [await ClientConnection().open(port) for _ in range(n_clients)]
     free: asyncio.Queue[ClientConnection] = asyncio.Queue()
     for each in connections:
-        await each.ask(message)
+        if (status := await each.ask(message)) != OK:
+            raise ConnectionError(f"the entrance of {side} answers {status}, expected {OK}.")
         free.put_nowait(each)
     begun_s = time.perf_counter()
     n_bad = 0
@@ -112,7 +116,7 @@ async def load(side: str, port: int, width: int, n_clients: int, per_s: float, s
         nonlocal n_bad
         status = await connection.ask(message)
         taken.append(time.perf_counter() - due_s)
-        n_bad += status != 200
+        n_bad += status != OK
         free.put_nowait(connection)
 
     async def again(connection: ClientConnection) -> None:

@@ -5,7 +5,7 @@ says of a P100, `time_scale` times over.
 One scenario by one scheme is played twice with the very same placement, arrivals and decisions
 (`serve/simulate/serial_servers.py`): under virtual time, and by the clock with batches computed by
 the agents. What differs is the error of the prediction. A hop between entrances takes its time by
-the clock, since agents do not hand requests on to each other.
+the clock: whom a request is handed to is decided here, by the scheme that is played.
 
 Left out of EPARA's models: those that need several processors, and chats, whose limits are longer
 than what is played.

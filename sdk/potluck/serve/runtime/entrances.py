@@ -233,9 +233,8 @@ class Entrances:
         program = next((each for each in programs if each.rows >= rows), None)
         if standing is None or program is None or program.run != loaded.run:
             return loaded.ask(inputs, rows)
-        grace_s = (
-            standing.limit_s
-        )  # a batch that is begun is ended, so that no other waits behind it
+        # a batch that is begun is ended, so that no other waits behind it
+        grace_s = standing.limit_s
         return self._ask(standing, loaded.devices[0], program, inputs, rows, left_s, grace_s)
 
     def ask(

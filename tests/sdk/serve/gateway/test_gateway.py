@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import potluck
+from potluck.bench.http_processes import request
 from potluck.errors import HomeError, NotServed, UserError
 from potluck.serve.gateway.connection_limit import ConnectionLimit
 from potluck.testing.memory import memory_home
@@ -80,6 +81,13 @@ def test_triton_finds_the_server_and_its_models(client):
     (port,) = about["inputs"]
     assert (port["name"], port["datatype"], port["shape"]) == ("input", "FP32", [-1, 8])
     assert not client.is_model_ready("fish")
+
+
+def test_the_request_of_the_bench_is_answered(gateway):
+    message = request("ours", gateway.port, 8).replace(b"/net/", b"/birds/")
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as client:
+        client.sendall(message)
+        assert client.recv(1024).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("binary", [True, False])
