@@ -46,7 +46,7 @@ def plain(width: int, n_layers: int) -> None:
     async def infer(request: Request) -> Response:
         return Response(await run_in_threadpool(answer, await request.body()))
 
-    sock = socket.socket()
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # for asyncio then sends at once
     sock.bind(("127.0.0.1", 0))
     os.write(STDOUT, f"{sock.getsockname()[1]}\n".encode())
     app = Starlette(routes=[Route("/infer", infer, methods=["POST"])])

@@ -118,3 +118,10 @@ def test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_com
         with client(listener):
             (guest,) = accepted(listener)
             guest.close()
+
+
+def test_whoever_is_let_in_gets_small_answers_at_once():
+    with listening(ConnectionLimit()) as listener, client(listener):
+        (guest,) = accepted(listener)
+        with guest:
+            assert guest.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
