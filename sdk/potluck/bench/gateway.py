@@ -1,9 +1,10 @@
 """The HTTP entrance of a home against direct calls of the same service, and against a plain
 Starlette service of the same module on the same machine.
 
-Clients are a process of their own. Both sides take one row as raw bytes over connections that stay
-open. Throughput is of a closed loop. Waiting times are of an open loop at a part of the rate that
-the plain service reached, so that both stand under the same load. Rounds take turns."""
+One agent, as one is installed on a machine. Clients are a process of their own. Both sides take one
+row as raw bytes over connections that stay open. Throughput is of a closed loop. Waiting times are
+of an open loop at a part of the rate that the plain service reached, so that both stand under the
+same load. Rounds take turns."""
 
 import json
 import subprocess
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from potluck.serve.runtime.service import Service
 
 SETTINGS: dict[str, float] = {
-    "devices": 2,
+    "devices": 1,
     "width": 1024,
     "layers": 6,
     "clients": 16,
