@@ -291,13 +291,18 @@ def by_spare_finish(
 def _for_stream(
     request: AskedRequest, candidates: Sequence[CandidateServer], now_s: float, rng: Random
 ) -> CandidateServer | None:
-    """One that has room for all of it, if there is one; else by room; else by what it last said."""
+    """One that has room for all of it, if there is one; else by room; else by what it last said.
+
+    Where nobody seems to have any, one is asked all the same: another stream may have ended since,
+    and to ask costs little beside all of a stream's frames.
+    """
     room = [max(0.0, each.idle_per_s - each.sent) for each in candidates]
     enough = [free if free >= request.fps else 0.0 for free in room]
-    for weights in (enough, room):
+    idle = [each.idle_per_s for each in candidates]
+    for weights in (enough, room, idle):
         if chosen := _drawn(candidates, weights, rng):
             return chosen
-    return by_idle_goodput(request, candidates, now_s, rng)
+    return rng.choice(candidates) if candidates else None
 
 
 def _drawn(

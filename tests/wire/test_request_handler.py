@@ -179,6 +179,14 @@ def test_ours_gives_a_stream_to_one_that_has_room_for_all_of_it():
     assert drawn == {Offload("c")}
 
 
+def test_ours_asks_somebody_for_a_stream_all_the_same_where_nobody_seems_to_have_room():
+    """What is known is old: a stream may have ended since."""
+    others = [candidate("b", 0.0), candidate("c", 0.0)]
+    drawn = {decision_on(STREAM, (), others, choose=by_spare_finish, seed=n) for n in range(20)}
+    assert drawn == {Offload("b"), Offload("c")}
+    assert decision_on(STREAM, (), [], choose=by_spare_finish) == Refuse(ServeRefusal.INSUFFICIENT)
+
+
 @pytest.mark.parametrize("choose", [by_idle_goodput, by_spare_finish])
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_the_numbers_a_request_goes_only_where_it_may(choose, seed):
