@@ -360,7 +360,7 @@ class Controller:
             launched.launch.instructions.get(device, MAX_INSTRUCTIONS),
         )
         launched.running.discard(device)
-        pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
+        self._executions.through(launched, self._now_s)
         self._finish(launched)
         self._start_ready()
 
@@ -459,19 +459,14 @@ class Controller:
                 if self._now_s > peer.deadline_s:
                     self._lose(device, failures.unreachable(device, str(peer.address)))
                 continue
-            silent_s, hung_s = peer.pulse.silent_s(self._now_s), peer.pulse.hung_s(self._now_s)
+            silent_s, still_s = peer.pulse.silent_s(self._now_s), peer.pulse.still_s(self._now_s)
             if silent_s >= DOUBT_S:
                 self._doubt(device, silent_s)
             elif peer.pulse.unanswered_s(self._now_s) > UNREACHED_S:
                 self._lose(device, failures.deaf(device, UNREACHED_S))
-            elif hung_s is not None:
-                hung = [x for x in self._executions.on(device) if x.occupies(device)]
-                self._fail_all(
-                    hung,
-                    failures.hung(
-                        device, hung_s, self._executions.still(hung, device, self._now_s)
-                    ),
-                )
+            elif hung := self._executions.hung(device, still_s):
+                others = self._executions.still(hung, device, self._now_s)
+                self._fail_all(hung, failures.hung(device, still_s, others))
             self._demand(device, peer, passed_s)
         self._actions += self._asks.late(self._now_s)
         for device, question, waited_s in self._pending.pass_time(passed_s):

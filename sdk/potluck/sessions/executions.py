@@ -11,6 +11,11 @@ from potluck.sessions.traffic import Place, Raw, Traffic, place_of
 from potluck_wire.limits import HUNG_S
 from potluck_wire.messages import Value
 
+# before a program has ended once nobody knows what is usual: the first one of a big model takes
+# time, as do many rows after few
+FIRST_HUNG_S = 60.0
+KEPT_PROGRAMS = 256  # of which it is known how long they take
+
 
 class Executions:
     """All of one notebook, oldest first."""
@@ -18,6 +23,8 @@ class Executions:
     def __init__(self, peers: Mapping[str, Peer]) -> None:
         self._peers = peers
         self._launched: dict[int, Launched] = {}  # by ticket
+        # the longest of each program so far, by run, epoch and name; the latest come last
+        self._usual_s: dict[tuple[str, int, str], float] = {}
 
     def __iter__(self) -> Iterator[Launched]:
         """As they are now: ending one while going through them is fine."""
@@ -39,6 +46,25 @@ class Executions:
         for device in launch.devices:
             self._peers[device].expected.expect(launched.place, launch.expects.get(device, {}))
         return launched
+
+    def through(self, launched: Launched, now_s: float) -> None:
+        """A device is through with it: so long its program may take."""
+        program = launched.place[:3]
+        usual_s = self._usual_s.pop(program, 0.0)
+        self._usual_s[program] = max(usual_s, now_s - launched.start_s)
+        if len(self._usual_s) > KEPT_PROGRAMS:
+            del self._usual_s[next(iter(self._usual_s))]
+
+    def hung(self, device: str, still_s: float) -> list[Launched]:
+        """Those that a device is at, where it has made no progress for too long: longer than each
+        of them gives it time.
+        """
+        busy = [launched for launched in self.on(device) if launched.occupies(device)]
+        return busy if busy and still_s > max(map(self._patience_s, busy)) else []
+
+    def _patience_s(self, launched: Launched) -> float:
+        usual_s = self._usual_s.get(launched.place[:3])
+        return FIRST_HUNG_S if usual_s is None else max(HUNG_S, 3 * usual_s)
 
     def end(self, launched: Launched) -> bool:
         """It is over; False where it was before."""

@@ -4,11 +4,9 @@ pongs. Pure.
 
 from collections import deque
 
-from potluck_wire.limits import HUNG_S, PULSE_S
+from potluck_wire.limits import PULSE_S
 from potluck_wire.messages import Ping, Pong
 
-# before one execution has ended nobody knows what is usual: loading a big model takes time
-FIRST_HUNG_S = 60.0
 KEPT_PINGS = 64  # half a minute: the clocks of two devices drift some 20 us in that time
 
 
@@ -26,7 +24,6 @@ class Heartbeat:
         self._progress_s = now_s
         self._busy = False
         self._last_s = now_s
-        self.usual_s: float | None = None  # the longest execution so far
 
     def receive(self, now_s: float) -> None:
         """Anything from the device shows that it lives."""
@@ -87,12 +84,6 @@ class Heartbeat:
     def unanswered_s(self, now_s: float) -> float:
         """Seconds since it answered a ping: it may speak and not hear."""
         return now_s - self._answered_s
-
-    def hung_s(self, now_s: float) -> float | None:
-        """Seconds without progress of a busy worker, where they are too many."""
-        limit_s = FIRST_HUNG_S if self.usual_s is None else max(HUNG_S, 3 * self.usual_s)
-        still_s = self.still_s(now_s)
-        return still_s if still_s > limit_s else None
 
     def still_s(self, now_s: float) -> float:
         """Seconds without progress of a busy worker; 0 where it has nothing to do."""

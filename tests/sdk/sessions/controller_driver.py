@@ -79,17 +79,9 @@ class Play:
         return seen
 
     def launch(self, ticket=1, devices=("a", "b"), step=0, stream="", **more):
+        names = {"run": "r", "epoch": 0, "program": "p"}
         return self.do(
-            StartExecution(
-                ticket=ticket,
-                run="r",
-                epoch=0,
-                program="p",
-                step=step,
-                devices=devices,
-                stream=stream,
-                **more,
-            )
+            StartExecution(ticket=ticket, step=step, devices=devices, stream=stream, **names | more)
         )
 
     def sent(self, kind, actions=None):
@@ -112,9 +104,9 @@ def place(**more):
 FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
 
 
-def finish(play, device, *, step=0, start_s=0.0):
+def finish(play, device, *, start_s=0.0, **more):
     rows = json.dumps([[0, start_s, start_s + 1]]).encode()
-    return play.receive(device, m.Done(**place(step=step), busy_s=0.5, peak_bytes=7), rows)
+    return play.receive(device, m.Done(**place(**more), busy_s=0.5, peak_bytes=7), rows)
 
 
 def join(*devices, minor):

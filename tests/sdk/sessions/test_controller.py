@@ -5,7 +5,7 @@ wrong ends.
 import re
 
 import pytest
-from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play
+from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play, finish
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
 from potluck.sessions.controller import JOIN_S
@@ -22,9 +22,10 @@ from potluck.sessions.events import (
     Tick,
     UplinkProbe,
 )
+from potluck.sessions.executions import FIRST_HUNG_S
 from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck_wire import messages as m
-from potluck_wire.limits import PULSE_LOST_S
+from potluck_wire.limits import HUNG_S, PULSE_LOST_S
 from potluck_wire.version import VERSION
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -331,6 +332,24 @@ def test_a_busy_worker_without_progress_hangs():
     assert isinstance(ended[1].error, WorkerFailed)
     assert ended[1].error.facts["cause"] == "worker-hung"
     assert play.controller.session("a") is not None
+
+
+@pytest.mark.parametrize("more", [{"run": "s"}, {"epoch": 1}, {"program": "of many rows"}, {}])
+def test_what_is_usual_of_one_program_is_not_asked_of_another(more):
+    """A large model after a small one, and many rows after few, take their time."""
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",))
+    finish(play, "a")
+    play.launch(ticket=2, devices=("a",), step=1, **more)
+    ended, lasted_s = {}, 0.0
+    while not ended:
+        lasted_s += 0.1
+        play.now_s += 0.1
+        ended = play.ended(play.do(Tick()))
+        for _, ping in play.sent(m.Ping):
+            play.receive("a", m.Pong(seq=ping.seq, clock_s=0.0, progress=3, busy=True))
+    assert ended[2].error.facts["cause"] == "worker-hung"
+    assert lasted_s == pytest.approx(FIRST_HUNG_S if more else HUNG_S, abs=1.0)
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
