@@ -263,7 +263,9 @@ class Layer:
     gradients. `whole_batch`: it compares rows, so that one device takes all of a batch at once.
     `lane`: the place of its device, from 0, in a model that is divided by tensor. `is_random`: in
     training it draws masks, as dropout does. `slots`: the most rows of a request, where it keeps
-    something of each row for the next request; 0: any number.
+    something of each row for the next request; 0: any number. `working_bytes`: the most that its
+    operators have at once, of what they read and make, where nothing is kept for a backward; 0
+    where nobody knows.
     """
 
     name: str
@@ -289,6 +291,7 @@ class Layer:
     lane: int | None = None
     is_random: bool = False
     slots: int = 0
+    working_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes = (
@@ -299,7 +302,7 @@ class Layer:
             "activation_bytes",
             "feed_bytes",
         )
-        more = ("norm_values", "widest_parameter_bytes", "reused_bytes", "slots")
+        more = ("norm_values", "widest_parameter_bytes", "reused_bytes", "slots", "working_bytes")
         for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes", "widened_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         for part, total in (

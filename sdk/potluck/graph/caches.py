@@ -13,6 +13,8 @@ from potluck.errors import ModelError
 from potluck.graph.traced import Traced, Type, moved
 from potluck_wire.graph import BATCH, Buffer, Graph, Ref, evaluate, node_refs, validate
 
+MAX_NEW_TOKENS = 128  # of one text in one request: a longer prompt is read in parts
+
 _SCATTER, _CACHE_SCATTER = "aten.scatter.src", "potluck.cache_scatter.default"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelError
-from potluck.graph.caches import with_caches
+from potluck.graph.caches import MAX_NEW_TOKENS, with_caches
 from potluck.graph.model import MAX_LAYERS, Model
 from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import layers
@@ -152,7 +152,7 @@ class LanguageModel(Model):
         n_inputs = len(_INPUTS)
         own = {n_inputs + i: 2 + i for i in range(len(caches))}
         chosen = layers(
-            line(_writing(with_caches(traced, own, rows))),
+            line(_writing(with_caches(traced, own, rows), min(MAX_NEW_TOKENS, max_length))),
             n_inputs=n_inputs,
             max_layers=max_layers,
             merge_below=merge_below,
@@ -267,16 +267,21 @@ def _check_sizes(config: Any, rows: int, max_length: int, n_candidates: int) -> 
             raise ModelError(f"{what} is a whole number of 1 to {most}; got {number!r}.")
 
 
-def _writing(traced: Traced) -> Traced:
-    """The same, costed for one new token of each row, as most requests have; places and masks are
-    made wherever they are needed.
+def _writing(traced: Traced, n_tokens: int) -> Traced:
+    """The same, costed for one new token of each row, as most requests have, with memory for
+    `n_tokens`, as a prompt is read; places and masks are made wherever they are needed.
     """
     symbols = tuple(
         replace(symbol, hint=1) if symbol.name == SEQUENCE else symbol
         for symbol in traced.graph.symbols
     )
     places = frozenset({_INPUTS.index("start"), _INPUTS.index("count")})
-    return replace(traced, graph=replace(traced.graph, symbols=symbols), small_inputs=places)
+    return replace(
+        traced,
+        graph=replace(traced.graph, symbols=symbols),
+        small_inputs=places,
+        largest=((SEQUENCE, n_tokens),),
+    )
 
 
 def _check_answers(decoder: "CachedDecoder") -> None:

@@ -59,7 +59,8 @@ class Traced:
     padded places where gradients are off; `sums_rows`: the loss is a sum over rows, not a mean;
     `whole_batch`: the loss, or an output, compares rows, so that all of a batch are there at once;
     `small_inputs`: those that go to every segment which needs them, as does what is made of them
-    alone (places in a text, and masks).
+    alone (places in a text, and masks); `largest`: sizes of the largest request, by symbol, where
+    they are not those of the example.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Traced:
     sums_rows: bool = False
     whole_batch: bool = False
     small_inputs: frozenset[int] = frozenset()
+    largest: tuple[tuple[str, int], ...] = ()
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

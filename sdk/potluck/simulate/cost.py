@@ -270,12 +270,18 @@ class CostTable:
         return self.problem.target_bytes if is_last and training_of(self.problem) else 0
 
     def widest_bytes(self, start: int, stop: int) -> int:
-        """The most bytes per row that enter and leave one of layers [start, stop) together."""
+        """The most bytes per row that enter and leave one of layers [start, stop) together, or that
+        it works on, where nothing is kept for a backward anyhow.
+        """
         if (start, stop) not in self._widest:
-            both = [
-                self.cut_bytes(layer) + self.cut_bytes(layer + 1) for layer in range(start, stop)
-            ]
-            self._widest[start, stop] = max(both)
+            keeps = training_of(self.problem)
+            self._widest[start, stop] = max(
+                max(
+                    self.cut_bytes(layer) + self.cut_bytes(layer + 1),
+                    0 if keeps else self.problem.layers[layer].working_bytes,
+                )
+                for layer in range(start, stop)
+            )
         return self._widest[start, stop]
 
     def second_gradient_bytes(self, start: int, stop: int, *, first: bool) -> int:

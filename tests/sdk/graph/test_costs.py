@@ -2,16 +2,22 @@
 backward really keeps.
 """
 
+import weakref
+from collections import Counter
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from potluck.graph.model import Model  # noqa: E402
 from potluck.profile.architectures import Attention, DenseLayer, Gated, TransformerBlock  # noqa: E402
+from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 
 
 class Residual(nn.Module):
@@ -108,6 +114,41 @@ def kept_bytes(net, x):
     return sum(storages.values())
 
 
+class LiveBytes(TorchDispatchMode):
+    """The most that is there at once of what operators make; `own`: storages that do not count."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.sizes, self.n_of, self.most = own, {}, Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        for tensor in pytree.tree_leaves(made):
+            storage = tensor.untyped_storage()
+            if isinstance(tensor, torch.Tensor) and storage.data_ptr() not in self.own:
+                self.sizes[storage.data_ptr()] = storage.nbytes()
+                self.n_of[storage.data_ptr()] += 1
+                weakref.finalize(tensor, self.n_of.subtract, [storage.data_ptr()])
+        now = sum(self.sizes[place] for place, n in self.n_of.items() if n > 0)
+        self.most = max(self.most, now)
+        return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_layer_works_on_what_its_operators_have_at_once(case):
+    """As a worker computes it, which gives back what nobody needs any more."""
+    torch.manual_seed(0)
+    net, x = CASES[case][0]().eval(), CASES[case][1](2)
+    model = Model.from_torch(net, x, max_layers=1, name="net")
+    (layer,), graph, state = model.layers(False), model.segment(0, 1)[1], model.state()
+    states = [state[each.name] for each in (*graph.parameters, *graph.buffers)]
+    interpreter = Interpreter(graph)
+    own = {each.untyped_storage().data_ptr() for each in (*states, x)}
+    with torch.no_grad(), LiveBytes(own) as live:
+        interpreter.run([x], states, train=False)
+    assert 2 * layer.working_bytes == pytest.approx(live.most, rel=0.2)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_flop_of_products_are_those_of_torchs_counter(case):
@@ -174,3 +215,12 @@ def test_a_skip_connection_is_an_edge():
     assert gates == [("1.norm2", "1:3"), ("2.norm2", "2:3")]
     assert skips == [("0", "1:4"), ("1:6", "2:4")]
     assert "depthwise" in {node.kind for node in graph.nodes}
+
+
+def test_what_is_the_same_for_all_rows_is_no_work_of_a_row():
+    class Masked(nn.Module):
+        def forward(self, x):
+            return x + torch.ones(300, x.shape[1]).tril().sum(0)
+
+    (layer,) = Model.from_torch(Masked(), torch.zeros(2, 300), max_layers=1).layers(False)
+    assert layer.working_bytes <= 3 * 4 * 300

@@ -51,6 +51,13 @@ def run(trio, llama):
     made.close()
 
 
+def test_plans_have_room_for_reading_a_prompt(llama):
+    lm, model = llama
+    widest = max(layer.working_bytes for layer in model.layers(False))
+    hidden_bytes = 4 * lm.config.intermediate_size  # of one token
+    assert widest >= 2 * min(128, LENGTH) * hidden_bytes
+
+
 def prompts(n, seed=0, longest=40):
     draw = random.Random(seed)
     return [[draw.randrange(97) for _ in range(draw.randint(1, longest))] for _ in range(n)]

@@ -9,7 +9,7 @@ import pytest
 from tests.sdk.simulate.test_direct_simulation import random_plan, random_problem, with_branches
 
 from potluck.planning.search.local_search import fits
-from potluck.records import Training
+from potluck.records import Inference, Training
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct, in_flight
 from potluck.simulate.equations import static_bytes
@@ -33,10 +33,23 @@ def random_home(rng, branches):
         widest = rng.choice([None, layer.parameter_bytes, layer.parameter_bytes // 2])
         layers.append(
             replace(
-                layer, widest_parameter_bytes=widest, reused_bytes=rng.choice([0, 0, widest or 0])
+                layer,
+                widest_parameter_bytes=widest,
+                reused_bytes=rng.choice([0, 0, widest or 0]),
+                working_bytes=rng.choice([0, 5 * layer.output_bytes]),
             )
         )
     return replace(problem, layers=tuple(layers))
+
+
+def test_what_a_layer_works_on_counts_where_nothing_is_kept():
+    problem = random_home(random.Random(0), branches=False)
+    wide = replace(problem.layers[0], working_bytes=10**9)
+    problem = replace(problem, layers=(wide, *problem.layers[1:]))
+    asked = replace(problem, workload=Inference(batch=4))
+    assert memory_bytes(CostTable(asked), 0, 1, 2, warm_up=1) >= 2 * 10**9
+    learned = replace(problem, workload=Training(batch=4))
+    assert memory_bytes(CostTable(learned), 0, 1, 2, warm_up=1) < 10**9
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from potluck.graph.operator_costs import backward_flop, base, forward_flop, kept, kept_beside
 from potluck.graph.partition.batch_norms import values_per_row
@@ -168,6 +168,30 @@ class LayerSpan:
         beside_bytes = sum(kept_beside(line.traced, p, line.requires) for p in self.positions)
         return self.nbytes(ref for ref in saved if ref.value in line.place) + beside_bytes
 
+    def working_bytes(self) -> int:
+        """The most of one row of the largest request that is there at once, of what its operators
+        read and make; views take nothing, nor does what is the same for all rows.
+        """
+        line, traced = self.line, self.line.traced
+        sizes = {**self.sizes, **dict(traced.largest)}
+        times: dict[Ref, tuple[int, int]] = {}  # of memory: first and last operator that need it
+        for ref, uses in line.uses.items():
+            made = line.place[ref.value]
+            if made >= self.stop or uses[-1] < self.start:
+                continue
+            if made < self.start and not any(self.start <= use < self.stop for use in uses):
+                continue  # it only passes by
+            own = base(traced, ref)
+            first, last = times.get(own, (self.stop, self.start))
+            times[own] = min(first, max(made, self.start)), max(last, min(uses[-1], self.stop - 1))
+        changes = [0] * (self.stop - self.start + 1)
+        for own, (first, last) in times.items():
+            of_one, of_two = (traced.type_of(own).nbytes(sizes | {BATCH: n}) for n in (1, 2))
+            if own.value in line.place and of_two > of_one:
+                changes[first - self.start] += of_one
+                changes[last + 1 - self.start] -= of_one
+        return max(accumulate(changes))
+
     def waiting(self) -> set[Ref]:
         """What is kept for gradients of weights that wait: of each operator its data, and as large
         as its output that one's gradient.
@@ -227,6 +251,7 @@ def _record(span: LayerSpan, name: str) -> Layer:
         reused_bytes=max(reused_bytes, _state_bytes(shared)),
         weight_flop=span.weight_flop(),
         waiting_bytes=span.nbytes(span.waiting()),
+        working_bytes=span.working_bytes(),
         shared=tuple(
             SharedWeight(
                 name=parameter.name,

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MAX_NEW_TOKENS = 128  # of one row in one request: a longer prompt is read in parts
+from potluck.graph.caches import MAX_NEW_TOKENS
+
 # where others wait for their next token meanwhile
 MAX_NEW_TOKENS_BESIDE = 16
 
