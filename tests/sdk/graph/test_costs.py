@@ -119,7 +119,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, own):
         super().__init__()
-        self.own, self.sizes, self.n_of, self.most = own, {}, Counter(), 0
+        self.own, self.most = own, 0
+        self.sizes, self.n_of = {}, Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **kwargs or {})
@@ -140,7 +141,8 @@ def test_a_layer_works_on_what_its_operators_have_at_once(case):
     torch.manual_seed(0)
     net, x = CASES[case][0]().eval(), CASES[case][1](2)
     model = Model.from_torch(net, x, max_layers=1, name="net")
-    (layer,), graph, state = model.layers(False), model.segment(0, 1)[1], model.state()
+    (layer,) = model.layers(False)
+    graph, state = model.segment(0, 1)[1], model.state()
     states = [state[each.name] for each in (*graph.parameters, *graph.buffers)]
     interpreter = Interpreter(graph)
     own = {each.untyped_storage().data_ptr() for each in (*states, x)}
