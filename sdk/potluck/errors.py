@@ -58,7 +58,7 @@ class StopTraining(Exception):
 
 
 class UserError(PotluckError):
-    """The caller can mend it."""
+    """The caller can mend it. Facts: `argument`, of texts, which one is wrong."""
 
 
 class ModelError(UserError):

@@ -81,6 +81,16 @@ def test_each_kind_of_attention_writes_what_it_writes_on_one_machine(trio, kind)
     run.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_eager_attention_of_any_type_of_weights(trio, dtype):
+    lm = language_model(dtype=dtype)
+    lm.set_attn_implementation("eager")
+    model = model_of(lm)
+    run = trio.deploy(plan_of(model, A, B), model).wait()
+    check(run, lm, prompts(2), n=4)
+    run.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_other_types_of_weights_too(trio, dtype):
@@ -261,6 +271,10 @@ def test_words_where_there_is_a_tokenizer(trio):
         ([-1], {}, "-1 is no token"),
         ([0] * LENGTH, {}, f"{LENGTH} tokens"),
         ("hello", {}, "tokenizer"),
+        (torch.tensor([[1, 2]]), {}, "no text of this model"),
+        ([1.5], {}, "no text of this model"),
+        ({"input_ids": [1]}, {}, "no text of this model"),
+        (3, {}, "no text of this model"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens"),
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": 10**400}, "temperature"),

@@ -215,8 +215,8 @@ class CachedDecoder(torch.nn.Module):
         """As the attention of this model takes a mask: eager, as numbers that are added."""
         if self.lm.config._attn_implementation != "eager":
             return mask
-        least = torch.finfo(self.lm.dtype).min
-        return torch.where(mask, 0.0, least).to(self.lm.dtype)
+        numbers = torch.zeros_like(mask, dtype=self.lm.dtype)
+        return numbers.masked_fill(~mask, torch.finfo(self.lm.dtype).min)
 
     @contextmanager
     def _as_told(self, last: torch.Tensor) -> Iterator[None]:

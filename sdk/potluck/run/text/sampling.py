@@ -34,15 +34,25 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, value in (("temperature", self.temperature), ("top_p", self.top_p)):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UserError(f"{name} is a number; got {value!r}.")
+                raise UserError(f"{name} is a number; got {value!r}.", argument=name)
         if not 0.0 <= self.temperature <= sys.float_info.max:  # whole numbers may be larger
-            raise UserError(f"temperature is a number from 0 on; got {self.temperature!r:.40}.")
+            raise UserError(
+                f"temperature is a number from 0 on; got {self.temperature!r:.40}.",
+                argument="temperature",
+            )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is a whole number from 0 to 2**63 - 1; got {self.seed!r:.40}.")
+            raise UserError(
+                f"seed is a whole number from 0 to 2**63 - 1; got {self.seed!r:.40}.",
+                argument="seed",
+            )
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            raise UserError(f"top_k is a whole number from 1 on; got {self.top_k!r}.")
+            raise UserError(
+                f"top_k is a whole number from 1 on; got {self.top_k!r}.", argument="top_k"
+            )
         if not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"top_p is above 0 and at most 1; got {self.top_p!r}.")
+            raise UserError(
+                f"top_p is above 0 and at most 1; got {self.top_p!r}.", argument="top_p"
+            )
 
 
 def choose(

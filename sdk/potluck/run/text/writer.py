@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PotluckError, RequestFailed, UserError
@@ -240,7 +241,10 @@ class Writer:
         model = self._model
         tokens = _tokens(model, prompt)
         if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is a whole number from 1 on; got {max_new_tokens!r}.")
+            raise UserError(
+                f"max_new_tokens is a whole number from 1 on; got {max_new_tokens!r}.",
+                argument="max_new_tokens",
+            )
         if len(tokens) >= model.max_length:
             raise UserError(
                 f"the prompt has {len(tokens)} tokens; with at least one new one a text has "
@@ -317,14 +321,20 @@ def _no_number(text: GeneratedText) -> RequestFailed:
 
 
 def _tokens(model: LanguageModel, prompt: "str | Sequence[int]") -> list[int]:
-    if isinstance(prompt, str):
-        if model.tokenizer is None:
-            raise UserError(
-                "a prompt of words needs the model's tokenizer.",
-                next_step="Give tokens, or LanguageModel.from_transformers(lm, tokenizer=...).",
-            )
-        prompt = model.tokenizer.encode(prompt)
-    tokens = [int(token) for token in prompt]
+    if isinstance(prompt, str) and model.tokenizer is None:
+        raise UserError(
+            "a prompt of words needs the model's tokenizer.",
+            next_step="Give tokens, or LanguageModel.from_transformers(lm, tokenizer=...).",
+        )
+    try:
+        given = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = [index(token) for token in given]
+    except Exception as error:  # a tokenizer is code of others
+        raise UserError(
+            f"the prompt is no text of this model: {type(error).__name__}: {error}"[:300],
+            next_step="Give words, or the tokens of one text as whole numbers.",
+            argument="prompt",
+        ) from error
     if not tokens:
         raise UserError("the prompt has no token.")
     wrong = [token for token in tokens if not 0 <= token < model.vocabulary]

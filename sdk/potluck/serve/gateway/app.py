@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -78,7 +79,7 @@ def application(
     ]
     routes += TextRoutes(texts, entrance.body).routes
     own = [Route(path, entrance.guarded(does), methods=[how]) for path, does, how in routes]
-    return Starlette(routes=[*own, *more])
+    return Starlette(routes=[*own, *more], exception_handlers={HTTPException: _no_route})
 
 
 _Read = TypeVar("_Read")
@@ -234,6 +235,11 @@ class GatewayRoutes:
             It is not so.
         """
         share = request.scope[SHARE]
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise _Status(
+                415, f"Content-Encoding: bodies are taken as they are, not as {encoding:.20}."
+            )
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise _Status(413, self._too_long(declared))
@@ -281,6 +287,14 @@ def _json_bytes(request: Request) -> int | None:
 
 def _error(status: int, text: str, **facts: object) -> Response:
     return JSONResponse({"error": text, **facts}, status_code=status)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """No route, or none for this verb, as clients of the protocol read errors."""
+    assert isinstance(error, HTTPException)
+    response = _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _refused(error: NotServed) -> Response:

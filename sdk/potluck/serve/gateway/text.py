@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from potluck.errors import PotluckError
+from potluck.errors import PotluckError, UserError
 from potluck.serve.gateway.protocol import BadRequest, NotFound
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0  # between looks whether the client is still there
 DEFAULT_TOKENS = 128
+MAX_STOPS, MAX_STOP = 16, 256  # of one text; characters of one, as all are looked for at each token
 Texts = Callable[[], "Mapping[str, TextService]"]
 Body = Callable[[Request], Awaitable[bytes]]
 Endpoint = Callable[[Request], Awaitable[Response]]
-# of OpenAI's, those that would change the text in ways that are not there: value that means nothing
+# what would change the text in ways that are not there: the value that means nothing
 _NOT_THERE: dict[str, Any] = {
     "n": 1,
     "best_of": 1,
@@ -36,11 +37,20 @@ _NOT_THERE: dict[str, Any] = {
     "echo": False,
     "suffix": "",
     "tools": [],
+    "tool_choice": "none",
     "functions": [],
     "logit_bias": {},
     "frequency_penalty": 0,
     "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "response_format": {"type": "text"},
+    "bad_words": "",
+    "stop_words": "",
+    "exclude_input_in_output": True,
 }
+# what is read elsewhere, or changes no text
+_READ = {"model", "prompt", "messages", "stream", "stream_options", "stop", "text_input", "id"}
+_READ |= {"parameters", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
 _WORDS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "seed": int}
 _INCOMPLETE = "\ufffd"  # what a tokenizer shows of a character whose tokens have not all come
 
@@ -92,9 +102,10 @@ class TextRoutes:
         parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequest("parameters: an object is expected.", field="parameters")
-        how = _how({**document, **parameters}, temperature=0.0)
+        words = {**document, **parameters}
+        how = _how(words, temperature=0.0)
         prompt = _prompt(document.get("text_input"), "text_input")
-        return service, Asked(service, prompt, how, _stops(parameters))
+        return service, Asked(service, prompt, how, _stops(words), "text_input")
 
     # --- as OpenAI --------------------------------------------------------------------------------
 
@@ -128,24 +139,19 @@ class TextRoutes:
         prompt: "str | list[int]",
         form: "_Completion",
     ) -> Response:
-        for word, nothing in _NOT_THERE.items():
-            value = document.get(word)
-            is_other_kind = isinstance(value, bool) != isinstance(nothing, bool)  # 0 == False
-            if value is not None and (value != nothing or is_other_kind):
-                raise BadRequest(f"{word}: is not there in this service.", field=word)
         words = dict(document)
         if words.get("max_tokens") is None:
             words["max_tokens"] = words.get("max_completion_tokens")
-        if not isinstance(document.get("stream", False), bool):
-            raise BadRequest("stream: true or false is expected.", field="stream")
-        asked = Asked(service, prompt, _how(words, temperature=1.0), _stops(document))
+        is_stream, tells_usage = _flag(document, "stream"), _tells_usage(document)
+        how = _how(words, temperature=1.0)
+        asked = Asked(service, prompt, how, _stops(document), form.prompt)
         frame = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "object": form.kind,
             "created": 0,
             "model": service.name,
         }
-        if not document.get("stream"):
+        if not is_stream:
             text = await _whole(request, asked)
             choice = form.whole(text) | {"index": 0, "finish_reason": asked.reason}
             return JSONResponse(frame | {"choices": [choice], "usage": asked.usage})
@@ -156,6 +162,8 @@ class TextRoutes:
                 yield _event(frame | {"choices": [form.part(part) | {"index": 0}]})
             ended = form.part("") | {"index": 0, "finish_reason": asked.reason}
             yield _event(frame | {"choices": [ended]})
+            if tells_usage:
+                yield _event(frame | {"choices": [], "usage": asked.usage})
             yield b"data: [DONE]\n\n"
 
         return _TextStream(asked, events())
@@ -176,6 +184,7 @@ class _Completion:
 
     prefix, kind = "cmpl", "text_completion"
     part_kind = "text_completion"
+    prompt = "prompt"
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"text": text, "logprobs": None}
@@ -187,6 +196,7 @@ class _Completion:
 class _Chat(_Completion):
     prefix, kind = "chatcmpl", "chat.completion"
     part_kind = "chat.completion.chunk"
+    prompt = "messages"
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
@@ -209,6 +219,13 @@ class Asked:
         As for `Run.generate`.
     stops
         Words at which it ends, and which are not shown.
+    field
+        What the request calls its prompt.
+
+    Raises
+    ------
+    BadRequest
+        It cannot be written; names the field.
     """
 
     def __init__(
@@ -217,8 +234,14 @@ class Asked:
         prompt: "str | list[int]",
         how: Mapping[str, Any],
         stops: tuple[str, ...],
+        field: str,
     ) -> None:
-        self.generation: Generation = service.generate(prompt, **how)
+        fields = {"prompt": field, "max_new_tokens": "max_tokens"}
+        try:
+            self.generation: Generation = service.generate(prompt, **how)
+        except UserError as error:
+            argument = str(error.facts.get("argument", "prompt"))
+            raise BadRequest(str(error), field=fields.get(argument, argument)) from error
         self._has_words = service.model.tokenizer is not None
         self._stops, self._is_stopped = stops, False
 
@@ -250,9 +273,9 @@ class Asked:
             return text[: min(ends)]
         if is_over:
             return text
-        held = max((_begun(text, stop) for stop in self._stops), default=0)
-        shown = text[: len(text) - held]
-        return shown.rstrip(_INCOMPLETE)
+        shown = text.rstrip(_INCOMPLETE)
+        held = max((_begun(shown, stop) for stop in self._stops), default=0)
+        return shown[: len(shown) - held]
 
 
 def _begun(text: str, stop: str) -> int:
@@ -381,13 +404,18 @@ def _conversation(service: "TextService", messages: Any) -> list[int]:
         )
     try:
         tokens = template(messages, add_generation_prompt=True, return_dict=False)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # a template is code of others, and refuses by errors of its own
         raise BadRequest(f"messages: {str(error)[:300]}", field="messages") from error
     return list(tokens)
 
 
 def _how(words: Mapping[str, Any], *, temperature: float) -> dict[str, Any]:
-    """How it is written, by the words of a request."""
+    """How it is written, by the words of a request; what is not there is refused by its name."""
+    for word in words.keys() - _READ - _WORDS.keys():
+        value, nothing = words[word], _NOT_THERE.get(word)
+        is_other_kind = isinstance(value, bool) != isinstance(nothing, bool)  # 0 == False
+        if value is not None and (value != nothing or is_other_kind):
+            raise BadRequest(f"{word:.40}: is not there in this service.", field=word[:40])
     found: dict[str, Any] = {"temperature": temperature, "max_tokens": DEFAULT_TOKENS}
     for word, kind in _WORDS.items():
         value = words.get(word)
@@ -401,9 +429,31 @@ def _how(words: Mapping[str, Any], *, temperature: float) -> dict[str, Any]:
     return found
 
 
+def _flag(words: Mapping[str, Any], word: str) -> bool:
+    value = words.get(word)
+    if not isinstance(value, bool | None):
+        raise BadRequest(f"{word}: true or false is expected.", field=word)
+    return bool(value)
+
+
+def _tells_usage(words: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with how many tokens there were."""
+    options = words.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise BadRequest("stream_options: an object is expected.", field="stream_options")
+    return _flag(options or {}, "include_usage")
+
+
 def _stops(words: Mapping[str, Any]) -> tuple[str, ...]:
     given = words.get("stop")
     given = [given] if isinstance(given, str) else [] if given is None else given
-    if not isinstance(given, list) or not all(isinstance(s, str) and s for s in given):
-        raise BadRequest("stop: words, or a list of them, are expected.", field="stop")
+    if not isinstance(given, list) or not all(
+        isinstance(stop, str) and 0 < len(stop) <= MAX_STOP for stop in given
+    ):
+        raise BadRequest(
+            f"stop: words of 1 to {MAX_STOP} characters, or a list of them, are expected.",
+            field="stop",
+        )
+    if len(given) > MAX_STOPS:
+        raise BadRequest(f"stop: at most {MAX_STOPS} are taken, got {len(given)}.", field="stop")
     return tuple(given)

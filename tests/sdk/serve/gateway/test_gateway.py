@@ -1,5 +1,6 @@
 """The HTTP entrance, asked by Triton's own client and read by Prometheus' own parser."""
 
+import gzip
 import http.client
 import json
 import select
@@ -276,8 +277,17 @@ def test_unknown_models_and_routes_are_404(gateway):
         ("GET", "/v2/models/..%2f..%2fetc/ready"),
         ("GET", "/nothing"),
     ]:
-        assert answer_of(gateway, method, path)[0] == 404
-    assert answer_of(gateway, "GET", "/v2/models/birds/infer")[0] == 405
+        status, body, _ = answer_of(gateway, method, path)
+        assert (status, "error" in json.loads(body)) == (404, True)
+    status, body, headers = answer_of(gateway, "GET", "/v2/models/birds/infer")
+    assert (status, headers["allow"], "error" in json.loads(body)) == (405, "POST", True)
+
+
+def test_a_body_that_is_compressed_is_refused_by_its_header(gateway):
+    body = gzip.compress(json.dumps({"inputs": [ROW]}).encode())
+    path = "/v2/models/birds/infer"
+    status, answer, _ = answer_of(gateway, "POST", path, body, Content_Encoding="gzip")
+    assert (status, "Content-Encoding" in json.loads(answer)["error"]) == (415, True)
 
 
 def test_a_limit_of_the_clients_own_that_cannot_be_held_is_a_503_at_once(gateway):

@@ -21,6 +21,10 @@ pytest.importorskip("potluck.serve.gateway.server")
 TIMEOUT_S = 60.0
 
 
+class Riddle(Exception):
+    """What a template raises, of a kind of its own."""
+
+
 class Words:
     """A tokenizer of words that are numbers, which lays conversations out with 90 and 91."""
 
@@ -32,8 +36,21 @@ class Words:
 
     def apply_chat_template(self, messages, add_generation_prompt, return_dict):
         roles = {"user": 90, "assistant": 91}
+        if messages[0]["role"] == "sphinx":
+            raise Riddle
         tokens = [t for m in messages for t in (roles[m["role"]], *self.encode(m["content"]))]
         return [*tokens, roles["assistant"]] if add_generation_prompt else tokens
+
+
+class Halves:
+    """A tokenizer of characters that take two tokens each."""
+
+    def encode(self, text):
+        return [half for char in text for half in divmod(ord(char) - 256, 97)]
+
+    def decode(self, tokens):
+        pairs = zip(tokens[::2], tokens[1::2], strict=False)
+        return "".join(chr(256 + 97 * a + b) for a, b in pairs) + "\ufffd" * (len(tokens) % 2)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +64,7 @@ def home(lm):
     with memory_home(2) as opened:
         opened.serve_text(model_of(lm, tokenizer=Words()), "chat", max_queue=2).wait()
         opened.serve_text(model_of(lm), "tokens").wait()
+        opened.serve_text(model_of(lm, tokenizer=Halves()), "halves").wait()
         yield opened
 
 
@@ -72,7 +90,7 @@ def ask(gateway, path, **document):
 
 
 def test_openai_gets_what_one_machine_writes(client, lm):
-    assert {model.id for model in client.models.list()} == {"chat", "tokens"}
+    assert {model.id for model in client.models.list()} == {"chat", "tokens", "halves"}
     expected = written(lm, [5, 6, 7], 6)
     how = {"max_tokens": 6, "temperature": 0, "n": 1, "presence_penalty": 0.0, "logit_bias": {}}
     answer = client.completions.create(model="chat", prompt="5 6 7", **how)
@@ -106,6 +124,33 @@ def test_a_text_ends_at_words_that_stop_it_and_never_shows_them(client, lm):
     parts = [*client.completions.create(**how, stream=True)]
     assert "".join(part.choices[0].text for part in parts) == shown
     assert parts[-1].choices[0].finish_reason == "stop"
+
+
+def test_no_part_of_a_stop_is_shown_while_a_character_of_it_is_still_to_come(client, lm):
+    text = Halves().decode(written(lm, [5, 6, 7], 12))
+    for start in range(5):
+        how = {"model": "halves", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0}
+        stop = text[start : start + 2]
+        parts = client.completions.create(**how, stop=stop, stream=True)
+        shown = "".join(part.choices[0].text for part in parts)
+        assert shown == text[: text.index(stop)], start
+
+
+def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
+    how = {"model": "chat", "prompt": "5 6 7", "max_tokens": 4, "temperature": 0, "stream": True}
+    *parts, last = client.completions.create(**how, stream_options={"include_usage": True})
+    assert all(part.choices and not part.usage for part in parts)
+    assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 3, 4)
+
+
+@pytest.mark.parametrize("place", ["parameters", "document"])
+def test_a_stop_is_heard_wherever_triton_takes_words(gateway, lm, place):
+    expected = written(lm, [5, 6, 7], 8)
+    stop = f" {expected[3]} {expected[4]}"
+    how = {"max_tokens": 30, "stop": stop}
+    how = {"parameters": how} if place == "parameters" else how
+    _, body, _ = ask(gateway, "/v2/models/chat/generate", text_input="5 6 7", **how)
+    assert json.loads(body)["text_output"] == words(expected)[: words(expected).index(stop)]
 
 
 @pytest.mark.parametrize("name", ["chat", "tokens"])
@@ -179,16 +224,53 @@ def test_a_client_that_goes_takes_its_text_with_it(client, home):
         ("/v1/completions", {"model": "chat", "prompt": "1", "n": True}, "n", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1", "logprobs": 0}, "logprobs", 400),
         ("/v1/completions", {"model": "chat", "prompt": "1", "stream": "no"}, "stream", 400),
-        ("/v1/completions", {"model": "chat", "prompt": "1", "max_tokens": 0}, "inputs", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "max_tokens": 0}, "max_tokens", 400),
         (
             "/v1/completions",
             {"model": "chat", "prompt": "1", "temperature": 10**400},
-            "inputs",
+            "temperature",
             400,
         ),
         ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": "x"}, "top_p", 400),
-        ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": 0}, "inputs", 400),
-        ("/v1/completions", {"model": "chat", "prompt": "1 " * 60}, "inputs", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1", "top_p": 0}, "top_p", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "1 " * 60}, "prompt", 400),
+        *(
+            ("/v1/completions", {"model": "chat", "prompt": "1", field: value}, field, 400)
+            for field, value in (
+                ("top_k", 0),
+                ("temperature", float("nan")),
+                ("stop", ["9"] * 17),
+                ("stop", "9" * 257),
+                ("stream_options", 3),
+                # whatever would change the text and is not there
+                ("response_format", {"type": "json_object"}),
+                ("repetition_penalty", 1.1),
+                ("min_p", 0.1),
+                ("made_up", 0),
+            )
+        ),
+        ("/v1/completions", {"model": "chat", "prompt": [97]}, "prompt", 400),
+        ("/v1/completions", {"model": "chat", "prompt": "\ud800"}, "prompt", 400),
+        ("/v2/models/chat/generate", {"text_input": ""}, "text_input", 400),
+        ("/v2/models/chat/generate", {"text_input": "1", "made_up": 1}, "made_up", 400),
+        (
+            "/v2/models/chat/generate",
+            {"text_input": "1", "parameters": {"beam_width": 2}},
+            "beam_width",
+            400,
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "chat", "messages": [{"role": "user", "content": "1 " * 60}]},
+            "messages",
+            400,
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "chat", "messages": [{"role": "sphinx", "content": "1"}]},
+            "messages",
+            400,
+        ),
         ("/v1/chat/completions", {"model": "chat", "messages": [3]}, "messages", 400),
         (
             "/v1/chat/completions",
@@ -221,7 +303,7 @@ def test_prometheus_reads_what_was_written(gateway):
         family.name: family for family in parser.text_string_to_metric_families(body.decode())
     }
     tokens = {s.labels["service"]: s.value for s in families["potluck_tokens"].samples}
-    assert tokens.keys() == {"chat", "tokens"}
+    assert tokens.keys() == {"chat", "tokens", "halves"}
     assert all(value > 0 for value in tokens.values())
 
 
