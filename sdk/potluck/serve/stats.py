@@ -123,3 +123,9 @@ class TextStats:
     n_under_way: int = 0
     n_tokens: int = 0
     total_s: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_asked} asked, {self.n_refused} refused, {self.n_under_way} under way, "
+            f"{self.n_tokens} tokens"
+        )

@@ -259,7 +259,9 @@ def test_words_where_there_is_a_tokenizer(trio):
     model = model_of(lm, tokenizer=Words())
     run = trio.deploy(plan_of(model, A), model).wait()
     expected = " ".join(map(str, written(lm, [5, 6, 7], 4)))
-    assert run.generate("5 6 7", max_new_tokens=4).wait().text == expected
+    text = run.generate("5 6 7", max_new_tokens=4).wait()
+    assert text.text == expected
+    assert repr(text) == f"<Generation of 4 tokens, length: {expected!r}>"
     run.close()
 
 

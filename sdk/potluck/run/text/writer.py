@@ -139,6 +139,11 @@ class Generation:
             pass
         return self
 
+    def __repr__(self) -> str:
+        state = "failed" if self._error is not None else self.reason or "being written"
+        shown = self.tokens if self._tokenizer is None else self.text
+        return f"<Generation of {len(self.tokens)} tokens, {state}: {shown!r}>"
+
     def cancel(self) -> None:
         """Write no more of it."""
         with self._changed:

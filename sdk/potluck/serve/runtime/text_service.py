@@ -92,6 +92,10 @@ class TextService:
         """Write no more; texts that are not whole end here."""
         self.run.close()
 
+    def __repr__(self) -> str:
+        state = f"on {', '.join(self.devices)}" if self.run.is_open else "closed"
+        return f"<TextService {self.name} {state}: {self.stats}>"
+
     def _settle(self) -> None:
         """Count what is over."""
         ended = [generation for generation in self._open if generation.is_over]

@@ -307,6 +307,13 @@ def test_prometheus_reads_what_was_written(gateway):
     assert all(value > 0 for value in tokens.values())
 
 
+def test_a_service_says_what_it_is_and_has_done(home, lm):
+    service = home.texts["tokens"]
+    service.generate([1, 2], max_new_tokens=3).wait()
+    assert repr(service).startswith("<TextService tokens on local-")
+    assert "0 refused, 0 under way" in repr(service)
+
+
 def test_services_that_cannot_be_are_refused_in_words(home, lm):
     with pytest.raises(UserError, match="serve_text"):
         home.serve(home.texts["chat"].model, "other", slo=None)
