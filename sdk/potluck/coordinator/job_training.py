@@ -13,20 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.coordinator.batch_store import Batches
 from potluck.coordinator.coordinator_group import lease_of
 from potluck.coordinator.file_batches import batches_of
 from potluck.coordinator.job import MODEL, SAVED, read_job, read_profile
+from potluck.coordinator.job_start import JobStart
 from potluck.coordinator.journal import ENDED, FAILED, STOPPED, TRAINING, Journal
 from potluck.coordinator.open_home import OpenHome
 from potluck.coordinator.shared_job import SharedJob
-from potluck.errors import HomeError, PotluckError
+from potluck.errors import PotluckError
 from potluck.graph.model_file import load_model
 from potluck.planning.text import dumps
-from potluck.run.checkpoint import load as load_checkpoint
+from potluck.run.checkpoint import step_of
 
 if TYPE_CHECKING:
     from potluck.handle import Handle
-    from potluck.home import Home
     from potluck.run.history import History
     from potluck.run.run import Run
 
@@ -35,7 +36,6 @@ SHARED_SAVE_S = 2.0  # where others keep copies: what came since is computed aga
 RARE = 20.0  # times what saving takes
 COPIES_S = 20.0  # for copies of the last state to be complete
 LOOK_S = 0.1
-JOIN_S = 2.0  # between two looks for devices that are not there yet
 
 
 class JobTraining:
@@ -143,57 +143,47 @@ class JobTraining:
         folder, journal = self._folder, self.journal
         wanted = read_job(folder)
         model, saved = load_model(folder / MODEL), folder / journal.progress.saved[0]
-        checkpoint = load_checkpoint(saved)
-        known = read_profile(folder)
+        known, first = read_profile(folder), journal.progress.first_step
         store = batches_of(folder, self._reads)
         store.check_same()
+        term = journal.progress.term
+        start = JobStart(
+            wanted,
+            model,
+            saved,
+            known,
+            n_left=len(store) - (step_of(saved) - first),
+            prepare=lambda home: home.devices.act_under(lease_of(folder), term),
+        )
+        is_done = False
         with self._homes.use() as home:
-            home = self._with_all(home, checkpoint.plan.devices, wanted.patience_s)
-            home.devices.act_under(lease_of(folder), journal.progress.term)
-            run = home.deploy(
-                checkpoint.plan,
-                model,
-                resume=saved,
-                profile=known,
-                protect=wanted.protect,
-                patience_s=wanted.patience_s,
-                recovery=wanted.recovery,
-            ).wait()
-            if run.step < journal.progress.step:
-                journal.add(back=run.step)
-            journal.add(state=TRAINING, why="", durable=True)
-            rest = store.since(run.step - journal.progress.first_step)
-            if len(rest):
-                fitting = run.fit(
-                    rest,
-                    on_step=lambda step, loss: journal.add(step=step, loss=loss),
-                    adapt=wanted.adapt if known is not None else False,
-                )
-                self._follow(run, fitting)
-            if self._gives_up:
+            run = start.begun(home, self._homes, self._stopping)
+            if run is not None:
+                if note := start.note(run):
+                    journal.add(note=note)
+                adapt = wanted.adapt if known is not None else False
+                self._go_on(run, store.since(run.step - first), adapt)
+                is_done = not self._gives_up and self._saved_at_end(run)
+                is_done = is_done and run.step - first >= len(store)
                 run.close()
-                return
-            is_latest = self._saved_at_end(run)
-            is_done = is_latest and run.step - journal.progress.first_step >= len(store)
-            run.close()
+        if self._gives_up:
+            return
         if is_done:
             journal.add(state=ENDED, why="", durable=True)
         elif not self._closes:
             journal.add(state=STOPPED, why="it was told to stop.", durable=True)
 
-    def _with_all(self, home: "Home", devices: tuple[str, ...], patience_s: float) -> "Home":
-        """The home once these devices are in it; waits for them as long as it is patient."""
-        end_s = time.monotonic() + patience_s
-        while True:
-            away = [name for name in devices if name not in home.devices.ready]
-            if not away:
-                return home
-            if self._stopping.wait(JOIN_S) or time.monotonic() > end_s:
-                raise HomeError(
-                    f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} not there.",
-                    next_step="Start it again when they are.",
-                )
-            home = self._homes.looked_for(away)
+    def _go_on(self, run: "Run", rest: Batches, adapt: bool | None) -> None:
+        """Train it on the batches that are left."""
+        journal = self.journal
+        if run.step < journal.progress.step:
+            journal.add(back=run.step)
+        journal.add(state=TRAINING, why="", durable=True)
+        if len(rest):
+            fitting = run.fit(
+                rest, on_step=lambda step, loss: journal.add(step=step, loss=loss), adapt=adapt
+            )
+            self._follow(run, fitting)
 
     def _follow(self, run: "Run", fitting: "Handle[History]") -> None:
         """Until it has ended, or is told to: write down what happens, and save."""

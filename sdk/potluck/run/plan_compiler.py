@@ -149,15 +149,26 @@ class PlanCompiler:
         """
         solved = self._solved  # of several threads each keeps what it looked at
         if solved[0] is not compiled_plan or solved[1] is not self.profile:
-            found = self._problem_of(
+            found = self.problem_of(
                 compiled_plan.plan, compiled_plan.optimizer, scaled=compiled_plan.scales_loss
             )
             self._solved = solved = compiled_plan, self.profile, found
         return solved[2]
 
-    def _problem_of(
+    def problem_of(
         self, plan: Plan, optimizer: Update | None, *, scaled: bool = False
     ) -> Problem | None:
+        """The planning problem that a plan solves; None where nobody profiled the model for it.
+
+        Parameters
+        ----------
+        plan
+            For the model.
+        optimizer
+            None for inference.
+        scaled
+            Whether its loss is scaled.
+        """
         profile = self.profile
         if profile is None or (profile.training if plan.training else profile.inference) is None:
             return None
@@ -175,7 +186,7 @@ class PlanCompiler:
 
     def _times(self, plan: Plan, optimizer: Update | None) -> Times | None:
         """What stages of plans like this one take; None where nobody knows."""
-        problem = self._problem_of(plan, optimizer) if plan.training else None
+        problem = self.problem_of(plan, optimizer) if plan.training else None
         return None if problem is None else partial(stage_times, CostTable(problem))
 
     def paced(self, compiled_plan: CompiledPlan) -> CompiledPlan:

@@ -10,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from potluck.adapt.lightweight_replay import SOONEST, plans_after
 from potluck.adapt.recovery_cost import recovery_s
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
-from potluck.records import Plan
+from potluck.records import Plan, Problem
 from potluck.run.device_wait import wait_for_one
 from potluck.run.history import Recovery
 from potluck.run.surviving_copies import SurvivingCopies, go_on_from, surviving_copies
@@ -231,15 +231,47 @@ def plans_with(
     """
     plan = base or engine.compiled_plan.plan
     problem = engine.compiler.problem(engine.compiled_plan)
+    n_left = engine.last_step and engine.last_step - engine.step
     survivors = [name for name in _known(engine) if name in names]
+    return plans_on(
+        engine.model, plan, survivors, problem, n_left=n_left, holders=holders, policy=policy
+    )
+
+
+def plans_on(
+    model: Any,
+    plan: Plan,
+    survivors: Sequence[str],
+    problem: Problem | None,
+    *,
+    n_left: int | None,
+    holders: Sequence[Collection[str]] = (),
+    policy: str = SOONEST,
+) -> list[Plan]:
+    """What a model can be run by on these devices, in place of a plan; the best first.
+
+    Parameters
+    ----------
+    model
+        That is run.
+    plan
+        To keep as much of as can be.
+    survivors
+        The devices that are there.
+    problem
+        Of all devices that have been profiled; None: nobody has.
+    n_left
+        Steps that are left; None where nobody knows.
+    holders, policy
+        As for `plans_after`.
+    """
     if not survivors:
         return []
-    layers = engine.model.layers(plan.training)
+    layers = model.layers(plan.training)
     flop = [layer.forward_flop + layer.backward_flop * plan.training for layer in layers]
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
         problem = only(replace(problem, qoe=limits), survivors)
-    n_left = engine.last_step and engine.last_step - engine.step
     rest_s = float("inf") if n_left is None else n_left * (plan.latency_s or 0.0)
     return plans_after(
         plan,

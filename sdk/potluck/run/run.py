@@ -451,6 +451,16 @@ class Run(Watched, Writes):
 
         return Handle(work, f"switching {plan.model}")
 
+    def return_to(self, plan: Plan) -> None:
+        """Go back to this plan, as after a loss, once its devices are there and it pays.
+
+        Parameters
+        ----------
+        plan
+            That was meant, in place of the one that the run has begun with.
+        """
+        self._engine.wanted = self._engine.chosen = plan
+
     def _go_over(self, plan: Plan, task: Task) -> None:
         self._go_back(plan, task)
         self._engine.wanted = plan

@@ -29,13 +29,15 @@ from potluck.coordinator.journal import (
     FORMAT,
     STOPPED,
     TRAINING,
+    WAITING,
     Journal,
     progress_of,
 )
 from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
-from potluck.testing.faults import link_of, memory_of
+from potluck.testing.faults import Moment, link_of, memory_of, watch
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import Commit, Execute, Prepare
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -267,19 +269,83 @@ def test_what_never_came_whole_is_deleted_by_the_next(tmp_path, case):
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "of-somebody"}
 
 
-def test_devices_that_are_not_there_are_waited_for_and_then_named(tmp_path, case):
-    handed_over(tmp_path / "job", case)
-
-    one = Coordinator(tmp_path, lambda: memory_home(1))
+@pytest.mark.parametrize("n_there", [0, 1])
+def test_devices_that_nothing_goes_on_without_are_waited_for_and_then_named(
+    tmp_path, case, n_there
+):
+    handed_over(tmp_path / "job", case, protect=False if n_there else None, patience_s=0.0)
+    one = Coordinator(tmp_path, lambda: home_without(*((B,) if n_there else (A, B))))
     one.admit("job")
-    job = tmp_path / "job" / "job.json"
-    job.write_text(job.read_text().replace('"patience_s": 600.0', '"patience_s": 0.0'))
     one.start("job")
     until(lambda: not one.under_way)
     progress = one.progress("job")
     assert progress.state == FAILED
-    assert "local-2 is not there" in progress.why
+    assert "local-2 is not there" in progress.why or "local-1, local-2 are not" in progress.why
     one.close()
+
+
+def home_without(*names):
+    """A home of two devices, of which these are away."""
+    home = memory_home(2)
+    for name in names:
+        memory_of(home).kill(name)
+    until(lambda: not {*names} & {*home.devices.ready})
+    return home
+
+
+@pytest.mark.parametrize("away", [A, B])
+@pytest.mark.parametrize("protect", [None, 2])
+def test_a_device_that_is_gone_as_it_begins_is_done_without(tmp_path, case, away, protect):
+    """As where the coordinator was on the same computer, and both are lost at once."""
+    handed_over(tmp_path / "job", case, protect=protect)
+    one = Coordinator(tmp_path, lambda: home_without(away))
+    one.admit("job")
+    one.start("job")
+    until(lambda: not one.under_way)
+    one.close()
+    check(tmp_path, case)
+    (note,) = [each for each in one.progress("job").notes if f"without {away}" in each]
+    assert note.startswith("Step 3: ")
+
+
+@pytest.mark.parametrize(("ends", "state"), [("close", WAITING), ("stop", STOPPED)])
+def test_one_that_waits_for_devices_is_no_failure_where_it_is_told_to_end(
+    tmp_path, case, ends, state
+):
+    handed_over(tmp_path / "job", case, protect=False)
+    one = Coordinator(tmp_path, lambda: home_without(B))
+    one.admit("job")
+    one.start("job")
+    until(lambda: one.under_way)
+    one.stop("job") if ends == "stop" else one.close()
+    until(lambda: not one.under_way)
+    assert one.progress("job").state == state
+    one.close()
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+@pytest.mark.parametrize(
+    "moment", [Moment(Prepare, 0), Moment(Commit, 0), Moment(Execute, 0, "push")], ids=str
+)
+def test_a_device_that_is_lost_as_it_begins_is_done_without(tmp_path, case, moment, after):
+    handed_over(tmp_path / "job", case)
+    lost = []
+
+    def strikes():
+        home = memory_home(2)
+        if lost:
+            memory_of(home).kill(B)
+        else:
+            watch(home, moment, lambda: lost.append(memory_of(home).kill(B)), after=after)
+        return home
+
+    one = Coordinator(tmp_path, strikes)
+    one.admit("job")
+    one.start("job")
+    until(lambda: not one.under_way)
+    one.close()
+    assert lost
+    check(tmp_path, case)
 
 
 def line(entry):

@@ -53,9 +53,9 @@ def home():
         yield home
 
 
-def deployed(home, plan="both", optimizer="adamw", **more):
+def deployed(home, plan="both", optimizer="adamw", chosen=None, **more):
     _, model = make_model("mlp")
-    chosen = make_plan(model, *PLANS[plan], micro_batch=4, n_micro_batches=2)
+    chosen = chosen or make_plan(model, *PLANS[plan], micro_batch=4, n_micro_batches=2)
     return home.deploy(chosen, model, optimizer=OPTIMIZERS[optimizer][0], **more).wait()
 
 

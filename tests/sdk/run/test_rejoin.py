@@ -11,6 +11,7 @@ from tests.sdk.run import test_recovery as losses
 from tests.sdk.run.conftest import make_data
 from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, inject_after, joined
 
+from potluck.adapt.lightweight_replay import replayed
 from potluck.planning import make_plans
 from potluck.planning.scenario import only
 from potluck.records import Training
@@ -60,6 +61,18 @@ def test_it_goes_back_to_the_plan_that_was_chosen(home, how):
     assert (arrival.back, arrival.devices) == ((B,), (A, B, C))
     assert arrival.words in history.notes
     assert "local-2 is back" in arrival.words
+    check_learned(run, history, epochs=30, optimizer="sgd")
+
+
+def test_it_goes_to_the_plan_that_was_meant_where_it_has_begun_without_a_device(home):
+    """As a training does that a coordinator began while one of its devices was away."""
+    chosen = deployed(home, optimizer="sgd", protect=4).plan
+    without = replayed(chosen, (A, C), [1.0] * chosen.stages[-1].stop)
+    run = deployed(home, optimizer="sgd", protect=4, chosen=without)
+    run.return_to(chosen)
+    history = run.fit(make_data("mlp", losses.ROWS), epochs=30).wait()
+    assert run.plan.stages == chosen.stages
+    assert [arrival.back for arrival in history.arrivals] == [(B,)]
     check_learned(run, history, epochs=30, optimizer="sgd")
 
 
