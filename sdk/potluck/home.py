@@ -1,7 +1,7 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -619,7 +619,7 @@ class Home(SharedHome, Shown):
         return self._follow(Handle(work, f"deploying {plan.model}"))
 
     def _hand_over(
-        self, run: "Run", rest: "Iterable[Any]", **options: Any
+        self, run: "Run", rest: "Callable[[], Iterable[Any]]", **options: Any
     ) -> "Handle[DetachedRun]":
         if self._ring is None:
             raise UserError(

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from potluck.coordinator.state_size import most_state_bytes, remember, remembere
 from potluck.discover.addresses import parse_address
 from potluck.errors import HomeError, UserError
 from potluck.run.array_files import RemainingBatches
+from potluck.sanitized_text import harmless
 from potluck.sessions.connections import Keys
 from potluck_wire.limits import is_key
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def hand_over(
     home: "Home",
     run: "Run",
-    rest: Iterable[Any],
+    rest: Callable[[], Iterable[Any]],
     task: "Task",
     *,
     state: Path,
@@ -41,14 +42,14 @@ def hand_over(
     """Pack all that a run needs, send it to a coordinator, and have that go on with it.
 
     The run ends here once its files are there, and not before. So does the home, where the
-    coordinator has the same keys.
+    coordinator has the same keys. While none answers, or it has another job, no fit is ended.
 
     Parameters
     ----------
     home, run
         The notebook's.
     rest
-        The batches that are left; inputs, then targets.
+        Ends what is under way, and gives the batches that are left; inputs, then targets.
     task
         Shows the progress.
     state
@@ -66,12 +67,20 @@ def hand_over(
         There is no coordinator, or it refuses.
     """
     place = elsewhere(to, key, keys) if to else find_or_start(state, keys)
+    if busy := place.ask("jobs")[0].get("under_way"):
+        raise HomeError(
+            f"{harmless(str(busy)[:80])} is trained there now.",
+            next_step="Wait for it, or stop it.",
+        )
+    batches = rest()
     stem = re.sub(r"[^a-z0-9.-]+", "-", run.plan.model.lower()).strip("-.")[:50] or "run"
     name = f"{stem}-{time.strftime('%m%d-%H%M%S')}"
     with TemporaryDirectory(prefix="potluck-") as folder:
         task.update(0.0, "writing the job")
-        pack(Path(folder), run, rest, adapt=adapt)
-        reads = str(rest.folder.resolve()) if isinstance(rest, RemainingBatches) and not to else ""
+        pack(Path(folder), run, batches, adapt=adapt)
+        reads = ""
+        if isinstance(batches, RemainingBatches) and not to:
+            reads = str(batches.folder.resolve())
         place.hand_over(name, Path(folder), task, reads=reads)
         max_bytes = most_state_bytes(Path(folder))
     remember(state, name, max_bytes)

@@ -55,9 +55,10 @@ class JobStart:
         n_left: int,
         prepare: "Callable[[Home], None]",
     ) -> None:
-        self._job, self._model, self._saved = job, model, saved
-        self._profile, self._n_left, self._prepare = profile, n_left, prepare
-        self._state = load_checkpoint(saved)
+        self._job, self._model = job, model
+        self._profile = profile
+        self._n_left, self._prepare = n_left, prepare
+        self._saved, self._state = saved, load_checkpoint(saved)
         self._failures = Counter[str]()
         self._failure: PotluckError = HomeError("nobody is there.")
 

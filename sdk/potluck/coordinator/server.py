@@ -184,7 +184,11 @@ class CoordinatorServer:
         key, jobs = request["key"], self._coordinator.jobs()
         if key not in self._known:
             jobs = tuple(job for job in jobs if key in self._coordinator.guests_of(job))
-        return {"jobs": [*jobs[-MAX_JOBS:]]}, b""
+        answer: dict[str, Any] = {"jobs": [*jobs[-MAX_JOBS:]]}
+        busy = self._coordinator.under_way or self._coordinator.followed
+        if busy and key in self._known:
+            answer["under_way"] = busy
+        return answer, b""
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job, since = _name(request), _whole(request, "since")

@@ -5,16 +5,21 @@ steps.
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.handle import Handle
+from potluck.run.array_files import ArrayFiles
+from potluck.run.batch_stream import BatchStream
 from potluck.run.fit_call import FitCall
 from potluck.run.history import History
 from potluck.run.update_source import UpdateRequest
 
 if TYPE_CHECKING:
     import torch
+
+    from potluck.run.engine import RunEngine
 
 Begin = Callable[[Handle[History] | None], Handle[History]]
 
@@ -86,6 +91,41 @@ class Fits:
                     )
             cancelled = _cancelled(under_way)
         return [fitting.rest() for fitting in _stopped(cancelled, None)]
+
+
+def remaining_batches(
+    engine: "RunEngine", fits: Fits, data: Any, epochs: int
+) -> "Iterable[tuple[torch.Tensor, ...]]":
+    """The batches that a run is handed over with.
+
+    Parameters
+    ----------
+    engine, fits
+        Of the run.
+    data, epochs
+        As for `Run.detach`: where no data is given, all fits end between two steps.
+
+    Raises
+    ------
+    UserError
+        No fit is under way, or one that waits for its turn has another optimizer.
+    """
+    arguments = engine.model.arguments
+    if isinstance(data, ArrayFiles):
+        return data.remaining(epochs, arguments)
+    if data is not None:
+        return BatchStream(data, engine.compiled_plan.plan.batch, arguments, epochs).rest()
+    remaining = fits.rest()
+    if not remaining:
+        raise nothing_under_way()
+    return remaining[0] if len(remaining) == 1 else chain.from_iterable(remaining)
+
+
+def nothing_under_way() -> UserError:
+    """Why nothing can be handed over by itself."""
+    return UserError(
+        "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
+    )
 
 
 Begun = list[tuple[Handle[History], FitCall]]

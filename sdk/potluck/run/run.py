@@ -7,7 +7,6 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,7 @@ from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
-from potluck.run.array_files import ArrayFiles
-from potluck.run.batch_stream import BatchStream, check_accumulate, check_iterable
+from potluck.run.batch_stream import check_accumulate, check_iterable
 from potluck.run.callbacks import FitCallbacks, OnEpoch, OnStep, Watchers
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
@@ -31,7 +29,7 @@ from potluck.run.drain import Drain
 from potluck.run.engine import RunEngine
 from potluck.run.evaluation import Evaluation
 from potluck.run.fit_call import FitCall, adapts
-from potluck.run.fits import Fits
+from potluck.run.fits import Fits, nothing_under_way, remaining_batches
 from potluck.run.history import History, measured_trace
 from potluck.run.live_status import LiveStatus, Watched, glance
 from potluck.run.live_weights import LiveWeights
@@ -642,7 +640,8 @@ class Run(Watched, Writes):
         Parameters
         ----------
         data, epochs
-            As for `fit`; default: what is left of the latest `fit`, which ends between two steps.
+            As for `fit`; default: what is left of the latest `fit`, which ends between two steps
+            once a coordinator is found.
         to, key
             Address and key of a coordinator elsewhere, as `potluck coordinate` prints them;
             default: the one of this computer, which is started.
@@ -669,18 +668,9 @@ class Run(Watched, Writes):
                 "its rates follow a schedule, which is your code and stays here.",
                 next_step="Fit with an optimizer of one rate before.",
             )
-        if data is None:
-            remaining = self.rest()
-        elif isinstance(data, ArrayFiles):
-            remaining = [data.remaining(epochs, self._engine.model.arguments)]
-        else:
-            arguments = self._engine.model.arguments
-            remaining = [BatchStream(data, self.plan.batch, arguments, epochs).rest()]
-        if not remaining:
-            raise UserError(
-                "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
-            )
-        rest = remaining[0] if len(remaining) == 1 else chain.from_iterable(remaining)
+        if data is None and not self._fits.under_way:
+            raise nothing_under_way()
+        rest = partial(remaining_batches, self._engine, self._fits, data, epochs)
         return self.hand_over(self, rest, to=to, key=key, adapt=adapt)
 
     # --- state ------------------------------------------------------------------------------------

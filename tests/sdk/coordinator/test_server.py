@@ -4,19 +4,23 @@ import json
 import random
 import shutil
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import zmq
-from tests.sdk.coordinator.test_coordinator import case, check, handed_over, until
+from tests.sdk.coordinator.test_coordinator import B, case, check, handed_over, home_without, until
 
+import potluck
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.detached_run import DetachedRun
 from potluck.coordinator.endpoint import Endpoint
+from potluck.coordinator.hand_over import hand_over
 from potluck.coordinator.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, files_of
+from potluck.coordinator.open_home import OpenHome
 from potluck.coordinator.server import CHUNK_BYTES, COMING, VERSION, CoordinatorServer
 from potluck.errors import HomeError
-from potluck.handle import Task
+from potluck.handle import Handle, Task
 from potluck.sessions.connections import Keys
 from potluck.tensor_file import read_tensors, write_tensors
 from potluck.testing.memory import memory_home
@@ -71,6 +75,43 @@ def test_a_job_is_handed_over_trained_and_fetched(tmp_path, case, serving):
     run.forget()
     with pytest.raises(HomeError, match="there is no job 'job' here"):
         run.start()
+
+
+REFUSING = {
+    "nobody answers": lambda place: {"to": "127.0.0.1:9", "key": place.key},
+    "it has another key": lambda place: {"to": str(place), "key": new_keys().public},
+    "it does not know us": lambda place: {"to": str(place), "key": place.key, "keys": new_keys()},
+    "it trains another job": lambda place: {"to": str(place), "key": place.key},
+}
+
+
+@pytest.mark.parametrize("how", REFUSING)
+def test_a_hand_over_that_is_refused_ends_no_fit(tmp_path, case, serving, home, how, monkeypatch):
+    place, coordinator = serving
+    if how == "it trains another job":
+        handed_over(tmp_path / "jobs" / "job", case, protect=False)
+        coordinator.admit("job")
+        monkeypatch.setattr(coordinator, "_homes", OpenHome(lambda: home_without(B)))
+        coordinator.start("job")  # and waits for a device
+    run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
+    keys = {"keys": place.keys, **REFUSING[how](place)}
+
+    def hand_over_here(run, rest, **asked):
+        work = partial(hand_over, home, run, rest, state=tmp_path, **{**asked, **keys})
+        return Handle(work, "handing over")
+
+    run.hand_over, refused = hand_over_here, []
+
+    def on_step(step, loss):
+        if step == 3:
+            with pytest.raises(HomeError) as caught:
+                run.detach().wait()
+            refused.append(caught.value)
+
+    history = run.fit(case.batches, on_step=on_step).wait()
+    assert refused
+    assert history.losses == case.losses
+    run.close()
 
 
 def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
