@@ -11,8 +11,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck import units
 from potluck.coordinator.checked_replies import MAX_TEXT
+from potluck.coordinator.fetched_states import CHUNK_BYTES
 from potluck.coordinator.job import files_of
-from potluck.coordinator.server import CHUNK_BYTES, VERSION
+from potluck.coordinator.server import VERSION
 from potluck.documents import read_json
 from potluck.errors import HomeError
 from potluck.handle import Task

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from potluck.coordinator.checked_replies import MAX_JOBS, MAX_LOSSES
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import is_anywhere, read_seats
+from potluck.coordinator.fetched_states import FetchedStates, part_of
 from potluck.coordinator.file_batches import let_read
 from potluck.coordinator.job import (
     COMING,
@@ -34,7 +35,6 @@ from potluck.errors import HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
 
 VERSION = 1
-CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
 MAX_COMING = 4  # jobs on their way at once
 MAX_ADMITTING = 16  # answers that wait for jobs to be looked through
@@ -82,6 +82,7 @@ class CoordinatorServer:
         self._entrance = ServerSocket(keys, self._knows, host, port)
         self.port = self._entrance.port
         self._arrivals: dict[str, JobUpload] = {}
+        self._states = FetchedStates()
         # a large job takes a while to look through, and others want to be heard
         self._admissions = ThreadPoolExecutor(1)
         self._admitting: list[tuple[bytes, Future[Answer]]] = []
@@ -134,6 +135,7 @@ class CoordinatorServer:
         """Listen no more."""
         self._admissions.shutdown()
         self._entrance.close()
+        self._states.close()
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -294,14 +296,7 @@ class CoordinatorServer:
         name = str(request.get("file") or self._coordinator.progress(job).saved[0])
         if name not in (START, *SAVED):
             raise UserError(f"a job keeps no state in {name[:80]!r}.")
-        return self._part(self._folder(job) / name, at)
-
-    @staticmethod
-    def _part(path: Path, at: int) -> Answer:
-        with path.open("rb") as file:
-            nbytes = file.seek(0, 2)
-            file.seek(min(at, nbytes))  # further than files may reach, systems refuse
-            return {"nbytes": nbytes, "file": path.name}, file.read(CHUNK_BYTES)
+        return self._states.part(request["key"], self._folder(job) / name, at)
 
     def _forget(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job = _name(request)
@@ -309,6 +304,7 @@ class CoordinatorServer:
             raise UserError(f"there is no job {job!r} here.")
         if job in (self._coordinator.under_way, self._coordinator.followed):
             raise HomeError(f"{job} is trained now.", next_step="Stop it first.")
+        self._states.close()
         shutil.rmtree(self._coordinator.folder / job)
         return {}, b""
 
@@ -351,7 +347,9 @@ class CoordinatorServer:
         job, name = self._shared(request).job, str(request.get("file"))
         if not is_file_of_job(name):
             raise UserError(f"a job has no file {name[:80]!r}.")
-        return self._part(self._folder(job) / name, _whole(request, "at"))
+        path, at = self._folder(job) / name, _whole(request, "at")
+        with path.open("rb") as file:
+            return part_of(file, path.name, at)
 
     def _pull(self, request: Mapping[str, Any], _: bytes) -> Answer:
         return self._shared(request).pulled(request["key"], request)

@@ -13,9 +13,10 @@ from tests.sdk.coordinator.test_kill_moments import Watched, case, home
 
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import MAX_SEATS, CoordinatorGroup, Seat
+from potluck.coordinator.fetched_states import CHUNK_BYTES
 from potluck.coordinator.job import JOURNAL, MODEL, files_of
 from potluck.coordinator.journal import Journal
-from potluck.coordinator.server import CHUNK_BYTES, VERSION, CoordinatorServer
+from potluck.coordinator.server import VERSION, CoordinatorServer
 from potluck.coordinator.shared_job import MAX_JOURNAL_BYTES, fetch
 from potluck.errors import HomeError, PotluckError, UserError
 

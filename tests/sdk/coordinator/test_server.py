@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import threading
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,10 +16,10 @@ import potluck
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.detached_run import DetachedRun
 from potluck.coordinator.endpoint import Endpoint
+from potluck.coordinator.fetched_states import CHUNK_BYTES
 from potluck.coordinator.hand_over import hand_over
-from potluck.coordinator.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, files_of
-from potluck.coordinator.open_home import OpenHome
-from potluck.coordinator.server import CHUNK_BYTES, COMING, VERSION, CoordinatorServer
+from potluck.coordinator.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, START, files_of
+from potluck.coordinator.server import COMING, VERSION, CoordinatorServer
 from potluck.errors import HomeError
 from potluck.handle import Handle, Task
 from potluck.sessions.connections import Keys
@@ -44,11 +45,18 @@ def mine():
 def serving(tmp_path, mine):
     """A coordinator with its server at work, and its place as seen by who has its keys."""
     coordinator = Coordinator(tmp_path / "jobs", lambda: memory_home(2))
-    server = CoordinatorServer(coordinator, mine, frozenset({mine.public}))
+    with at_work(coordinator, mine) as place:
+        yield place, coordinator
+
+
+@contextmanager
+def at_work(coordinator, keys):
+    """The place of a coordinator while its server is at work."""
+    server = CoordinatorServer(coordinator, keys, frozenset({keys.public}))
     ending = threading.Event()
     thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
     thread.start()
-    yield Endpoint(host="127.0.0.1", port=server.port, key=mine.public, keys=mine), coordinator
+    yield Endpoint(host="127.0.0.1", port=server.port, key=keys.public, keys=keys)
     ending.set()
     thread.join()
     server.close()
@@ -77,6 +85,28 @@ def test_a_job_is_handed_over_trained_and_fetched(tmp_path, case, serving):
         run.start()
 
 
+def test_a_state_that_is_replaced_while_it_is_fetched_comes_whole(tmp_path, case, serving):
+    """As over a slow link, while the training goes on and saves."""
+    place, coordinator = serving
+    handed_over(tmp_path / "jobs" / "job", case)
+    coordinator.admit("job")
+    path, states = tmp_path / "jobs" / "job" / START, []
+    for seed in range(2):
+        values = torch.randn(CHUNK_BYTES, generator=torch.Generator().manual_seed(seed))
+        write_tensors(tmp_path / "state", {"w": values}, {})
+        states.append((tmp_path / "state").read_bytes())
+    path.write_bytes(states[0])
+
+    def fetched(at=0):
+        answer, data = place.ask("read", job="job", file=START, at=at)
+        return data if at + len(data) == answer["nbytes"] else data + fetched(at + len(data))
+
+    first = place.ask("read", job="job", file=START)[1]
+    (tmp_path / "state").replace(path)
+    assert first + fetched(len(first)) == states[0]
+    assert fetched() == states[1]
+
+
 REFUSING = {
     "nobody answers": lambda place: {"to": "127.0.0.1:9", "key": place.key},
     "it has another key": lambda place: {"to": str(place), "key": new_keys().public},
@@ -86,18 +116,22 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("how", REFUSING)
-def test_a_hand_over_that_is_refused_ends_no_fit(tmp_path, case, serving, home, how, monkeypatch):
-    place, coordinator = serving
-    if how == "it trains another job":
-        handed_over(tmp_path / "jobs" / "job", case, protect=False)
-        coordinator.admit("job")
-        monkeypatch.setattr(coordinator, "_homes", OpenHome(lambda: home_without(B)))
-        coordinator.start("job")  # and waits for a device
+def test_a_hand_over_that_is_refused_ends_no_fit(tmp_path, case, mine, home, how):
+    coordinator = Coordinator(tmp_path / "jobs", lambda: home_without(B))
+    with at_work(coordinator, mine) as place:
+        if how == "it trains another job":
+            handed_over(tmp_path / "jobs" / "job", case, protect=False)
+            coordinator.admit("job")
+            coordinator.start("job")  # and waits for a device
+        check_refused(tmp_path, case, home, {"keys": mine, **REFUSING[how](place)})
+
+
+def check_refused(tmp_path, case, home, there):
+    """A fit that somebody would hand over meanwhile goes on."""
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
-    keys = {"keys": place.keys, **REFUSING[how](place)}
 
     def hand_over_here(run, rest, **asked):
-        work = partial(hand_over, home, run, rest, state=tmp_path, **{**asked, **keys})
+        work = partial(hand_over, home, run, rest, state=tmp_path, **{**asked, **there})
         return Handle(work, "handing over")
 
     run.hand_over, refused = hand_over_here, []

@@ -14,9 +14,10 @@ from tests.sdk.coordinator.test_coordinator import case, handed_over
 from tests.sdk.coordinator.test_server import mine, new_keys, serving
 
 from potluck.coordinator import server, socket_connections
+from potluck.coordinator.fetched_states import CHUNK_BYTES
 from potluck.coordinator.job import files_of
 from potluck.coordinator.job_upload import JobUpload
-from potluck.coordinator.server import CHUNK_BYTES, VERSION
+from potluck.coordinator.server import VERSION
 from potluck.coordinator.server_socket import MAX_QUEUED, ServerSocket
 from potluck.coordinator.socket_connections import MAX_OF_A_KEY, MAX_STRANGERS
 from potluck.errors import FileError, HomeError, PotluckError, UserError
