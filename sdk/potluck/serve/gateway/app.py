@@ -25,6 +25,7 @@ from potluck.serve.gateway import metrics, protocol
 from potluck.serve.gateway.middleware import SHARE
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts
+from potluck.serve.runtime.pending_requests import TOO_MANY_ROWS
 from potluck_wire import __version__
 
 if TYPE_CHECKING:
@@ -299,6 +300,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _refused(error: NotServed) -> Response:
     """Overloaded: said so at once, and when to ask again."""
+    if error.facts.get("reason") == TOO_MANY_ROWS:
+        return _error(422, str(error), field="inputs")  # at any time
     soonest_s, limit_s = error.facts.get("soonest_s"), error.facts.get("limit_s")
     wait_s = 1.0
     if isinstance(soonest_s, float) and isinstance(limit_s, float):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
+    TOO_MANY_ROWS,
     Pending,
     RequestRow,
     apart,
@@ -61,6 +62,7 @@ TRIES = 2  # of a row, before whoever computes it is not risked for it any more
 STATE_S = 1.0  # between statements of its own state, by which idle goodput is counted
 CLOSED = "this service is closed"
 NOBODY = "no device that has it is left"
+_AT_NO_TIME = {CLOSED, TOO_MANY_ROWS}  # what is refused so is refused later, too
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +189,8 @@ class Dispatch:
                 return pending
             self.counts[name].n_asked += 1
             if rows > record.max_queue:
-                self._refuse(pending, f"its queue takes {record.max_queue} rows, not {rows}")
+                text = f"its queue takes {record.max_queue} rows, not {rows}"
+                self._refuse(pending, TOO_MANY_ROWS, text)
                 return pending
             for index in range(rows):
                 if pending.is_over:
@@ -332,11 +335,13 @@ class Dispatch:
         if row is not None:
             self._refuse(row.pending, reason.value)
 
-    def _refuse(self, pending: Pending, reason: str) -> None:
+    def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
+        """By one of a few reasons, by which it is counted, in words of its own."""
         if pending.is_over:
             return
         self.counts[pending.service].refused[reason] += 1
-        self._over(pending, refusal(pending, reason, self._soonest_s(pending.service)))
+        soonest_s = None if reason in _AT_NO_TIME else self._soonest_s(pending.service)
+        self._over(pending, refusal(pending, reason, soonest_s, text))
 
     def _soonest_s(self, name: str) -> float | None:
         state = self._node.now(name, self.clock())

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TOO_MANY_ROWS = "more rows than its queue takes"
+
 
 @dataclass(slots=True, eq=False)
 class Pending:
@@ -85,7 +87,7 @@ class RequestRow:
         return tuple(tuple(tensor.shape[1:]) for tensor in self.pending.inputs)
 
 
-def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed:
+def refusal(pending: Pending, reason: str, soonest_s: float | None, text: str = "") -> NotServed:
     """The refusal of a request, with what would have been possible.
 
     Parameters
@@ -93,11 +95,13 @@ def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed
     pending
         The request.
     reason
-        In words.
+        In words that are the same for all of its kind.
     soonest_s
         Within how many seconds it could have been answered; None: not at all.
+    text
+        The reason with the numbers of this one; default: as it is.
     """
-    text, step = f"{pending.service}: {reason}", ""
+    text, step = f"{pending.service}: {text or reason}", ""
     if soonest_s is not None:
         text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
         wait_s = max(0.0, soonest_s - pending.limit_s)

@@ -8,6 +8,7 @@ day. Reading the file is the caller's.
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 from random import Random
 
 from potluck.errors import FileError
@@ -16,8 +17,10 @@ from potluck.serve.simulate.arrivals import ANSWER, FRAMES, Arrival, request
 
 FUNCTION_COLUMNS = ["app", "func", "end_timestamp", "duration"]
 LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_CLOCK = re.compile(r"(?:\d{4}-(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d(?:\.\d+)?)")
-_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+_DAY_0 = date(2000, 1, 1)  # near to the traces, whose seconds have seven digits behind the point
+_CLOCK = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:\.\d+)?)(?:Z|\+00:00)?"
+)
 
 
 def function_arrivals(
@@ -137,10 +140,13 @@ def _number(text: str, line: int) -> float:
 
 
 def _clock_s(text: str, line: int) -> float:
-    """Seconds since the year began; traces of one day need no more."""
-    match = _CLOCK.match(text.strip())
-    if match is None:
-        raise FileError(f"line {line}: expected a date and time, got {text[:40]!r}.")
-    month, day, hours, minutes, seconds = match.groups()
-    days = _DAYS_BEFORE[(int(month) - 1) % 12] + int(day) if month else 0
+    """Seconds since `_DAY_0`; of times without a date, since midnight."""
+    match = _CLOCK.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        day, hours, minutes, seconds = match.groups()
+        days = (date.fromisoformat(day) - _DAY_0).days if day else 0
+    except ValueError:
+        raise FileError(f"line {line}: expected a date and time, got {text[:40]!r}.") from None
     return ((days * 24 + int(hours)) * 60 + int(minutes)) * 60 + float(seconds)

@@ -290,6 +290,17 @@ def test_a_body_that_is_compressed_is_refused_by_its_header(gateway):
     assert (status, "Content-Encoding" in json.loads(answer)["error"]) == (415, True)
 
 
+def test_more_rows_than_can_ever_wait_are_the_clients_fault(gateway):
+    n = 1025
+    inputs = [{**ROW, "shape": [n, 8], "data": [0] * (8 * n)}]
+    body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode()
+    status, answer, headers = answer_of(gateway, "POST", "/v2/models/birds/infer", body)
+    assert status == 422, answer[:300]
+    assert json.loads(answer)["field"] == "inputs"
+    assert "1024 rows, not 1025" in json.loads(answer)["error"]
+    assert "retry-after" not in headers
+
+
 def test_a_limit_of_the_clients_own_that_cannot_be_held_is_a_503_at_once(gateway):
     document = {"inputs": [ROW], "parameters": {"timeout": 1}}  # microseconds
     status, body, headers = answer_of(

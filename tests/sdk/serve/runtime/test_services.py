@@ -12,6 +12,8 @@ from potluck.display import views
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
+from potluck.serve.runtime.pending_requests import TOO_MANY_ROWS
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
@@ -146,6 +148,20 @@ def test_a_full_queue_refuses_at_once_and_every_request_ends_once(own_home, mode
         assert stats.n_under_way == 0
 
 
+def test_reasons_are_few_and_who_can_never_be_served_is_not_told_to_ask_again(model):
+    slo, told = potluck.Latency(LONG_S), []
+    with memory_home(1) as home:
+        service = home.serve(model, "birds", slo=slo, max_queue=4).wait()
+        for n in range(5, 25):
+            error = service.ask(torch.zeros(n, 8)).exception()
+            assert isinstance(error, NotServed)
+            told.append(str(error))
+        assert dict(service.stats.refused) == {TOO_MANY_ROWS: 20}
+        service.close()
+        told.append(str(service.ask(torch.zeros(1, 8)).exception()))
+    assert not [text for text in told if "Ask again" in text]
+
+
 @pytest.mark.long
 def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
     table = torch.nn.Embedding(4, 3)
@@ -236,7 +252,7 @@ def test_a_home_shows_its_services_by_who_has_them_and_what_became_of_requests(o
             birds(torch.zeros(5, 8))
         shown = repr(own_home.services)
         assert "birds" in shown
-        assert "its queue takes 4 rows, not 5" in shown
+        assert TOO_MANY_ROWS in shown
         for device, rows in birds.devices.items():
             assert f"{device} ({rows})" in shown
         assert 'id="potluck-services-' in views.as_html(own_home.services)

@@ -143,9 +143,35 @@ def test_refuses_another_file_and_names_the_line(lines, pattern):
         function_arrivals(lines, [CHAT], SERVERS, Random(0))
 
 
-def test_refuses_a_time_that_is_none():
+@pytest.mark.parametrize(
+    "time",
+    [
+        "yesterday",
+        "2023-13-01 00:00:00",
+        "2023-02-29 00:00:00",
+        "24:00:00",
+        "10:60:00",
+        "10:00:00x",
+    ],
+)
+def test_refuses_a_time_that_is_none(time):
     with pytest.raises(FileError, match="line 2: expected a date"):
-        llm_arrivals([LLM[0], "yesterday,1,2"], CHAT, SERVERS)
+        llm_arrivals([LLM[0], f"{time},1,2"], CHAT, SERVERS)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart_s"),
+    [
+        ("2024-02-29 12:00:00", "2024-03-01 12:00:00", 86_400),
+        ("2023-12-31 23:59:59", "2024-01-01 00:00:00", 1),
+        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01.009930+00:00", 1),
+        ("10:00:00", "10:00:01.5", 1.5),
+    ],
+)
+def test_times_of_a_trace_are_those_of_the_calendar(first, second, apart_s):
+    found = llm_arrivals([LLM[0], f"{first},1,2", f"{second},1,3"], CHAT, SERVERS)
+    assert found[1].request.arrived_s == pytest.approx(apart_s, abs=1e-4)
+    assert found[1].request.work >= found[0].request.work
 
 
 def test_an_empty_trace_has_no_arrivals():
