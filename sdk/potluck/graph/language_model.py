@@ -265,6 +265,12 @@ def _check_sizes(config: Any, rows: int, max_length: int, n_candidates: int) -> 
     ):
         if type(number) is not int or not 1 <= number <= most:
             raise ModelError(f"{what} is a whole number of 1 to {most}; got {number!r}.")
+    n_kept = getattr(config, "keep_window_size", None) or max_length  # Doge
+    if n_kept < max_length:
+        raise ModelError(
+            f"of more than {n_kept} tokens it looks at chosen ones (keep_window_size).",
+            next_step=f"Make it with a max_length of {n_kept} at most. {_WHOLE_TEXTS}",
+        )
 
 
 def _writing(traced: Traced, n_tokens: int) -> Traced:

@@ -348,6 +348,7 @@ CHUNKS = GROUPED | {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_exper
             CHUNKS | {"layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 0, 1]},
             "length of the cache",
         ),
+        ("Doge", GROUPED | {"keep_window_size": LENGTH - 1}, "max_length of 49 at most"),
         ("Bert", SIZES | {"is_decoder": True}, "whole texts"),
         ("XLM", {"n_words": 97, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "whole texts"),
         ("Fuyu", {"text_config": GROUPED | {"model_type": "persimmon"}}, "vocab_size"),

@@ -25,7 +25,7 @@ from potluck.serve.gateway import metrics, protocol
 from potluck.serve.gateway.middleware import SHARE
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts
-from potluck.serve.runtime.pending_requests import TOO_MANY_ROWS
+from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
 
 if TYPE_CHECKING:

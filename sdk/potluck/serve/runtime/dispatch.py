@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
-    TOO_MANY_ROWS,
     Pending,
     RequestRow,
     apart,
@@ -48,7 +47,7 @@ from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.stats import Counts, ServiceStats
+from potluck.serve.stats import TOO_MANY_ROWS, Counts, ServiceStats
 from potluck_wire.messages import FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal
 

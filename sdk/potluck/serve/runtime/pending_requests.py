@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TOO_MANY_ROWS = "more rows than its queue takes"
-
 
 @dataclass(slots=True, eq=False)
 class Pending:

@@ -12,7 +12,7 @@ from potluck.display import views
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
-from potluck.serve.runtime.pending_requests import TOO_MANY_ROWS
+from potluck.serve.stats import TOO_MANY_ROWS
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
