@@ -47,7 +47,7 @@ from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.stats import TOO_MANY_ROWS, Counts, ServiceStats
+from potluck.serve.stats import CLOSED, TOO_MANY_ROWS, Counts, ServiceStats
 from potluck_wire.messages import FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal
 
@@ -59,9 +59,7 @@ LOSSES = frozenset(
 )  # of a worker, which the row may be to blame for
 TRIES = 2  # of a row, before whoever computes it is not risked for it any more
 STATE_S = 1.0  # between statements of its own state, by which idle goodput is counted
-CLOSED = "this service is closed"
 NOBODY = "no device that has it is left"
-_AT_NO_TIME = {CLOSED, TOO_MANY_ROWS}  # what is refused so is refused later, too
 
 
 @dataclass(slots=True, eq=False)
@@ -335,12 +333,10 @@ class Dispatch:
             self._refuse(row.pending, reason.value)
 
     def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
-        """By one of a few reasons, by which it is counted, in words of its own."""
         if pending.is_over:
             return
         self.counts[pending.service].refused[reason] += 1
-        soonest_s = None if reason in _AT_NO_TIME else self._soonest_s(pending.service)
-        self._over(pending, refusal(pending, reason, soonest_s, text))
+        self._over(pending, refusal(pending, reason, self._soonest_s(pending.service), text))
 
     def _soonest_s(self, name: str) -> float | None:
         state = self._node.now(name, self.clock())

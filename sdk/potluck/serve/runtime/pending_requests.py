@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck.errors import NotServed
+from potluck.serve.stats import CLOSED, TOO_MANY_ROWS
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,7 @@ def refusal(pending: Pending, reason: str, soonest_s: float | None, text: str = 
         The reason with the numbers of this one; default: as it is.
     """
     text, step = f"{pending.service}: {text or reason}", ""
+    soonest_s = None if reason in (CLOSED, TOO_MANY_ROWS) else soonest_s
     if soonest_s is not None:
         text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
         wait_s = max(0.0, soonest_s - pending.limit_s)

@@ -5,10 +5,10 @@ duration. Azure LLM inference 2023: `TIMESTAMP,ContextTokens,GeneratedTokens`, a
 day. Reading the file is the caller's.
 """
 
+import calendar
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date
 from random import Random
 
 from potluck.errors import FileError
@@ -17,9 +17,8 @@ from potluck.serve.simulate.arrivals import ANSWER, FRAMES, Arrival, request
 
 FUNCTION_COLUMNS = ["app", "func", "end_timestamp", "duration"]
 LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_DAY_0 = date(2000, 1, 1)  # near to the traces, whose seconds have seven digits behind the point
 _CLOCK = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d)[ T])?([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:\.\d+)?)(?:Z|\+00:00)?"
+    r"(?:(\d{4})-(\d\d)-(\d\d)[ T])?([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:\.\d+)?)(?:Z|\+00:00)?"
 )
 
 
@@ -140,13 +139,17 @@ def _number(text: str, line: int) -> float:
 
 
 def _clock_s(text: str, line: int) -> float:
-    """Seconds since `_DAY_0`; of times without a date, since midnight."""
+    """Seconds since 1970; of times without a date, since midnight."""
     match = _CLOCK.fullmatch(text.strip())
     try:
         if match is None:
             raise ValueError
-        day, hours, minutes, seconds = match.groups()
-        days = (date.fromisoformat(day) - _DAY_0).days if day else 0
+        year, month, day, hours, minutes, seconds = match.groups(default="0")
+        date = int(year), int(month), int(day)
+        if match[1] is None:
+            date = 1970, 1, 1
+        elif not 1 <= date[2] <= calendar.monthrange(*date[:2])[1]:
+            raise ValueError
     except ValueError:
         raise FileError(f"line {line}: expected a date and time, got {text[:40]!r}.") from None
-    return ((days * 24 + int(hours)) * 60 + int(minutes)) * 60 + float(seconds)
+    return calendar.timegm((*date, int(hours), int(minutes), 0)) + float(seconds)
