@@ -29,6 +29,8 @@ from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
 
 if TYPE_CHECKING:
+    import torch
+
     from potluck.serve.runtime.pending_requests import Pending
     from potluck.serve.runtime.service import Service
 
@@ -409,7 +411,10 @@ def tensors_of(model: Any, inference: Infer) -> tuple[Any, ...]:
                 f"{[*got.shape]}.",
                 field=field,
             )
-        found.append(torch.from_numpy(array))
+        if port.datatype == "BF16":
+            found.append(torch.from_numpy(array.view("int16")).view(torch.bfloat16))
+        else:
+            found.append(torch.from_numpy(array))
     return tuple(found)
 
 
@@ -448,10 +453,15 @@ def arrays(model: Any, answer: Any) -> dict[str, Any]:
 
     names = [output.name for output in model.traced_line().traced.graph.outputs]
     leaves, _ = pytree.tree_flatten(answer)
-    return {
-        name: tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
-        for name, tensor in zip(names, leaves, strict=True)
-    }
+    return {name: _array(tensor) for name, tensor in zip(names, leaves, strict=True)}
+
+
+def _array(tensor: "torch.Tensor") -> Any:
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(protocol.BF16)
+    return tensor.numpy()
 
 
 class FrameStream(StreamingResponse):

@@ -17,7 +17,8 @@ from potluck.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-# the protocol's names of types, and numpy's
+# the protocol's names of types, and numpy's, which has none of bfloat16: two bytes, as they are
+BF16 = "|V2"
 DTYPES = {
     "BOOL": "bool",
     "UINT8": "uint8",
@@ -28,6 +29,7 @@ DTYPES = {
     "FP16": "float16",
     "FP32": "float32",
     "FP64": "float64",
+    "BF16": BF16,
 }
 NAMES = {numpy: name for name, numpy in DTYPES.items()} | {"bfloat16": "BF16"}
 MAX_TENSORS = 64
@@ -154,7 +156,8 @@ def write(
             raw.append(tensor.tobytes())
             row["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
-            row["data"] = _finite(tensor.reshape(-1).tolist())
+            flat = tensor.reshape(-1)
+            row["data"] = _finite((_from_bf16(flat) if datatype == "BF16" else flat).tolist())
         rows.append(row)
     document: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": rows}
     if request.id:
@@ -163,6 +166,21 @@ def write(
         document["parameters"] = more
     header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     return b"".join((header, *raw)), len(header) if raw else None
+
+
+def _from_bf16(tensor: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The same numbers in float32, whose upper half a bfloat16 is."""
+    import numpy as np
+
+    return (tensor.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bf16(tensor: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The nearest to numbers in float32, the even one of two."""
+    import numpy as np
+
+    bits = tensor.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(BF16)
 
 
 def _finite(values: list[Any]) -> list[Any]:
@@ -263,26 +281,29 @@ def _tensor(
             )
         if size > len(raw):
             raise _bad(f"{where}.parameters.binary_data_size", f"{len(raw)} bytes came")
-        little = dtype.newbyteorder("<")
-        tensor = np.frombuffer(raw[:size], dtype=little).reshape(shape).astype(dtype)
-        return name, tensor, raw[size:]
+        stored = np.dtype(np.uint16) if datatype == "BF16" else dtype
+        tensor = np.frombuffer(raw[:size], dtype=stored.newbyteorder("<")).astype(stored)
+        return name, tensor.view(dtype).reshape(shape), raw[size:]
     values = _flat(row.get("data"), f"{where}.data")
     if len(values) != count:
         raise _bad(
             f"{where}.data", f"{count} values are expected for {[*shape]}, got {len(values)}"
         )
+    is_bf16 = datatype == "BF16"
+    dtype = np.dtype(np.float32) if is_bf16 else dtype
     kinds = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     if not set(map(type, values)) <= set(kinds):
         odd = next(v for v in values if type(v) not in kinds)
         raise _bad(f"{where}.data", f"{_of(odd)} is no {datatype}")
     try:
         with np.errstate(over="ignore"):  # it is infinite then, and refused
-            tensor = np.array(values, dtype=dtype).reshape(shape)
+            flat = np.array(values, dtype=dtype)
     except (OverflowError, ValueError):
         raise _bad(f"{where}.data", f"a number is too large for {datatype}") from None
-    if dtype.kind == "f" and not np.isfinite(tensor).all():
+    tensor = _to_bf16(flat) if is_bf16 else flat
+    if dtype.kind == "f" and not np.isfinite(_from_bf16(tensor) if is_bf16 else tensor).all():
         raise _bad(f"{where}.data", f"a number is too large for {datatype}")
-    return name, tensor, raw
+    return name, tensor.reshape(shape), raw
 
 
 def _shape(shape: object, where: str) -> tuple[int, ...]:

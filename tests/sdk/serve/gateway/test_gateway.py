@@ -1,5 +1,6 @@
 """The HTTP entrance, asked by Triton's own client and read by Prometheus' own parser."""
 
+import copy
 import gzip
 import http.client
 import json
@@ -102,6 +103,25 @@ def test_triton_gets_what_the_module_answers(client, net, binary, n):
     result = client.infer("birds", [given], outputs=[wanted], request_id="r1")
     assert result.get_response()["id"] == "r1"
     assert np.allclose(result.as_numpy(name), expected(net, x), atol=1e-6)
+
+
+def test_triton_asks_a_model_in_bfloat16(net):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    half = copy.deepcopy(net).bfloat16()
+    x = rows(3).astype(bfloat16)
+    given = triton.InferInput("input", [3, 8], "BF16")
+    given.set_data_from_numpy(x)
+    model = potluck.Model.from_torch(half, torch.zeros(2, 8, dtype=torch.bfloat16))
+    with memory_home(1) as home, ExitStack() as stack:
+        home.serve(model, "half", slo=potluck.Latency(LONG_S)).wait()
+        opened = stack.enter_context(home.gateway())
+        with triton.InferenceServerClient(f"127.0.0.1:{opened.port}") as client:
+            (output,) = client.get_model_metadata("half")["outputs"]
+            result = client.infer("half", [given])
+    assert output["datatype"] == "BF16"
+    with torch.no_grad():
+        wanted = half(torch.from_numpy(x.astype(np.float32)).bfloat16()).float().numpy()
+    assert np.allclose(result.as_numpy(output["name"]).astype(np.float32), wanted, atol=0.05)
 
 
 def test_many_clients_at_once_get_their_own_answers(gateway, net):

@@ -35,7 +35,8 @@ def request(rng):
         values = np.zeros(shape, DTYPES[datatype])
         row = {"name": f"x{number}", "datatype": datatype, "shape": shape}
         if rng.random() < 0.5:
-            row["data"] = values.tolist() if shape else [values.item()]
+            numbers = np.zeros(shape) if datatype == "BF16" else values
+            row["data"] = numbers.tolist() if shape else [numbers.item()]
         else:
             row["parameters"] = {"binary_data_size": values.nbytes}
             raw += values.tobytes()
@@ -156,4 +157,34 @@ def test_as_many_dimensions_as_a_tensor_may_have_are_read_nested_and_no_more():
     assert array.shape == (1,) * 16
     row["data"] = [[nested]]
     with pytest.raises(BadRequest, match="deep"):
+        protocol.read(json.dumps({"inputs": [row]}).encode(), None)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), ()])
+def test_bfloat16_is_torchs_in_json_and_in_bytes(shape):
+    torch = pytest.importorskip("torch")
+    numbers = torch.randn(shape).mul(1e3)
+    expected = numbers.to(torch.bfloat16)
+    row = {"name": "x", "datatype": "BF16", "shape": [*shape]}
+    data = numbers.reshape(-1).tolist()
+    raw = expected.view(torch.int16).numpy().tobytes()
+    told = json.dumps({"inputs": [{**row, "data": data}]}).encode()
+    size = {"parameters": {"binary_data_size": len(raw)}}
+    header = json.dumps({"inputs": [{**row, **size}]}).encode()
+    for request in (protocol.read(told, None), protocol.read(header + raw, len(header))):
+        assert request.inputs["x"].shape == shape
+        assert request.inputs["x"].tobytes() == raw
+        answer, json_bytes = protocol.write("m", request, {"x": request.inputs["x"]})
+        (output,) = json.loads(answer)["outputs"]
+        assert json_bytes is None
+        assert output["datatype"] == "BF16"
+        assert output["data"] == expected.reshape(-1).tolist()
+        answer, json_bytes = protocol.write("m", Infer(inputs={}, binary=True), request.inputs)
+        assert answer[json_bytes:] == raw
+
+
+@pytest.mark.parametrize("value", [3.4e38, 1e300, -3.4e38])
+def test_what_bfloat16_cannot_hold_is_refused(value):
+    row = {"name": "x", "datatype": "BF16", "shape": [1], "data": [value]}
+    with pytest.raises(BadRequest, match=r"inputs\[0\].data: a number is too large for BF16"):
         protocol.read(json.dumps({"inputs": [row]}).encode(), None)
