@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from potluck.serve.runtime.pending_requests import Pending
     from potluck.serve.runtime.service import Service
 
+TEXT_PORTS = (
+    (protocol.Port("text_input", "BYTES", (1,)),),
+    (protocol.Port("text_output", "BYTES", (1,)),),
+)
 MAX_BODY_BYTES = 64 * 2**20
 MAX_FRAMES = 10_000  # of one stream
 BODY_S = 30.0  # that a body may take
@@ -153,11 +157,12 @@ class GatewayRoutes:
 
     async def about(self, request: Request) -> Response:
         """A model's inputs and outputs."""
-        service = self._service(request)
-        inputs, outputs = ports(service.model)
+        name = request.path_params["name"]
+        is_text = name in self._texts()
+        inputs, outputs = TEXT_PORTS if is_text else ports(self._service(request).model)
         return JSONResponse(
             {
-                "name": service.name,
+                "name": name,
                 "versions": ["1"],
                 "platform": "potluck",
                 "inputs": [port.document() for port in inputs],
@@ -167,10 +172,10 @@ class GatewayRoutes:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a device has it."""
-        service = self._service(request)
+        name = request.path_params["name"]
+        service = self._texts().get(name) or self._service(request)
         ready = bool(service.devices)
-        document = {"name": service.name, "ready": ready}
-        return JSONResponse(document, status_code=200 if ready else 503)
+        return JSONResponse({"name": name, "ready": ready}, status_code=200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -185,6 +190,8 @@ class GatewayRoutes:
     def _service(self, request: Request) -> "Service":
         name = request.path_params["name"]
         found = self._services().get(name)
+        if name in self._texts():
+            raise _Status(404, f"{name} writes texts: ask at /v2/models/{name}/generate.")
         if found is None:
             raise _Status(404, f"no service is called {name!r}.")
         return found

@@ -314,6 +314,17 @@ def test_a_service_says_what_it_is_and_has_done(home, lm):
     assert "0 refused, 0 under way" in repr(service)
 
 
+def test_triton_finds_a_model_of_texts_and_is_told_where_to_ask(gateway):
+    triton = pytest.importorskip("tritonclient.http")
+    with triton.InferenceServerClient(f"127.0.0.1:{gateway.port}") as client:
+        assert client.is_model_ready("chat")
+        (given,) = client.get_model_metadata("chat")["inputs"]
+        assert given == {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+    status, body, _ = ask(gateway, "/v2/models/chat/infer", inputs=[])
+    assert status == 404
+    assert "/v2/models/chat/generate" in json.loads(body)["error"]
+
+
 def test_services_that_cannot_be_are_refused_in_words(home, lm):
     with pytest.raises(UserError, match="serve_text"):
         home.serve(home.texts["chat"].model, "other", slo=None)
