@@ -59,6 +59,7 @@ class JobStart:
         self._profile = profile
         self._n_left, self._prepare = n_left, prepare
         self._saved, self._state = saved, load_checkpoint(saved)
+        self._wanted = self._state.wanted or self._state.plan
         self._failures = Counter[str]()
         self._failure: PotluckError = HomeError("nobody is there.")
 
@@ -88,7 +89,7 @@ class JobStart:
             if (run := self._deployed(home, plans)) is not None:
                 return run
             ready = home.devices.staying
-            away = [name for name in self._state.plan.devices if name not in ready]
+            away = [name for name in self._wanted.devices if name not in ready]
             if not plans and not away:
                 raise self._failure
             if has_looked and time.monotonic() > end_s:
@@ -106,7 +107,7 @@ class JobStart:
         run
             That was begun.
         """
-        away = [name for name in self._state.plan.devices if name not in run.plan.devices]
+        away = [name for name in self._wanted.devices if name not in run.plan.devices]
         if not away:
             return ""
         return f"Step {run.step}: without {', '.join(away)}, on {', '.join(run.plan.devices)}."
@@ -115,8 +116,8 @@ class JobStart:
         """What it may be trained by now, the best first."""
         plan = self._state.plan
         there = [name for name in home.devices.staying if self._failures[name] < TRIES]
-        if set(plan.devices) <= set(there):
-            return [plan]
+        if known := [each for each in (self._wanted, plan) if set(each.devices) <= set(there)]:
+            return known[:1]
         if self._job.protect is False or not has_looked:
             return []
         compiler = PlanCompiler(self._model, home.devices, self._profile, 0.0)
@@ -129,7 +130,7 @@ class JobStart:
 
     def _deployed(self, home: "Home", plans: Sequence[Plan]) -> "Run | None":
         """The run by the first of these plans that holds; None where a device is lost."""
-        job, plan = self._job, self._state.plan
+        job = self._job
         for number, chosen in enumerate(plans, 1):
             self._prepare(home)
             try:
@@ -150,7 +151,7 @@ class JobStart:
                 self._failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
                 self._failure = error
                 return None
-            run.return_to(plan)
+            run.return_to(self._wanted)
             return run
         return None
 

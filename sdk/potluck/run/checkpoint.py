@@ -35,7 +35,8 @@ _MODULE = "module/"
 class Checkpoint:
     """Everything that a run needs to go on as if nothing had happened.
 
-    `unused`: what of the module's state no device keeps, by the module's own names.
+    `unused`: what of the module's state no device keeps, by the module's own names. `wanted`: the
+    plan that it would go back to, once the devices are there; None: it is on that.
     """
 
     signature: str
@@ -48,6 +49,7 @@ class Checkpoint:
     unused: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
     position: Position | None = None  # in the data
     schedule: SchedulePlace | None = None
+    wanted: Plan | None = None
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -71,6 +73,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "step": str(checkpoint.step),
         "seed": str(checkpoint.seed),
     }
+    if checkpoint.wanted is not None:
+        metadata["wanted"] = dumps(checkpoint.wanted)
     if checkpoint.position is not None:
         loader_tensors: dict[str, torch.Tensor] = {}
         metadata["position"] = json.dumps(position_to_plain(checkpoint.position, loader_tensors))
@@ -111,6 +115,7 @@ def load(path: Path) -> Checkpoint:
             unused=_below(tensors, _MODULE),
             position=_position(metadata, tensors, path),
             schedule=_schedule(metadata, path),
+            wanted=loads(metadata["wanted"]) if "wanted" in metadata else None,
         )
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error

@@ -54,6 +54,7 @@ def checkpoint_of(
         unused=engine.model.unused_state() | engine.unused_of_file,
         position=positions.get(state.step),
         schedule=engine.resumed_schedule or schedules.get(state.step),
+        wanted=engine.wanted if engine.wanted != compiled_plan.plan else None,
     )
 
 

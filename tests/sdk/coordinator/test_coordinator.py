@@ -308,6 +308,26 @@ def test_a_device_that_is_gone_as_it_begins_is_done_without(tmp_path, case, away
     assert note.startswith("Step 3: ")
 
 
+def test_a_device_that_was_lost_before_is_used_again_once_it_is_there(tmp_path, case):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with memory_home(2) as home:
+        run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
+        run.fit(case.batches[:2]).wait()
+        memory_of(home).kill(B)
+        run.fit(case.batches[2:3]).wait()
+        assert run.plan.devices == (A,)
+        pack(folder, run, case.batches[3:], adapt=False)
+    one = coordinator(tmp_path)
+    one.admit("job")
+    one.start("job")
+    until(lambda: not one.under_way)
+    one.close()
+    check(tmp_path, case)
+    state = checkpoint.load(folder / progress_of(folder / JOURNAL).saved[0])
+    assert (state.plan, state.wanted) == (case.plan, None)
+
+
 @pytest.mark.parametrize(("ends", "state"), [("close", WAITING), ("stop", STOPPED)])
 def test_one_that_waits_for_devices_is_no_failure_where_it_is_told_to_end(
     tmp_path, case, ends, state

@@ -1,6 +1,7 @@
 """A saved run comes back as it was, or not at all."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,9 @@ def test_it_comes_back_as_it_was(saved, tmp_path):
         saved.step,
         saved.seed,
     )
+    assert back.wanted is None
+    save(tmp_path / "run.safetensors", replace(saved, wanted=saved.plan))
+    assert load(tmp_path / "run.safetensors").wanted == saved.plan
     for kept, wanted in ((back.weights, saved.weights), (back.moments, saved.moments)):
         assert kept.keys() == wanted.keys()
         assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
@@ -151,7 +155,7 @@ CASES = [
     *(("update", text) for text in ODD["json"] if not text.startswith("{")),
     *((name, text) for name in ("position", "schedule", "update") for text in ODD[name]),
     *((name, text) for name in ("step", "seed") for text in ODD["number"]),
-    *(("plan", text) for text in ("", "x=1", "format=1", "\x00")),
+    *((name, text) for name in ("plan", "wanted") for text in ("", "x=1", "format=1", "\x00")),
 ]
 
 
