@@ -290,7 +290,7 @@ def by_spare_finish(
 
 def _for_stream(
     request: AskedRequest, candidates: Sequence[CandidateServer], now_s: float, rng: Random
-) -> CandidateServer | None:
+) -> CandidateServer:
     """One that has room for all of it, if there is one; else by room; else by what it last said.
 
     Where nobody seems to have any, one is asked all the same: another stream may have ended since,
@@ -302,7 +302,7 @@ def _for_stream(
     for weights in (enough, room, idle):
         if chosen := _drawn(candidates, weights, rng):
             return chosen
-    return rng.choice(candidates) if candidates else None
+    return rng.choice(candidates)
 
 
 def _drawn(

@@ -39,8 +39,8 @@ class JobStart:
         Its latest state.
     profile
         What the run is predicted by; None: nothing.
-    n_left
-        Steps that are left.
+    last_step
+        To which it is trained.
     prepare
         Called with the home before it is asked for a run.
     """
@@ -52,14 +52,14 @@ class JobStart:
         saved: Path,
         profile: "Profile | None",
         *,
-        n_left: int,
+        last_step: int,
         prepare: "Callable[[Home], None]",
     ) -> None:
         self._job, self._model = job, model
-        self._profile = profile
-        self._n_left, self._prepare = n_left, prepare
+        self._profile, self._prepare = profile, prepare
         self._saved, self._state = saved, load_checkpoint(saved)
         self._wanted = self._state.wanted or self._state.plan
+        self._n_left = last_step - self._state.step
         self._failures = Counter[str]()
         self._failure: PotluckError = HomeError("nobody is there.")
 

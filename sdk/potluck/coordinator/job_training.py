@@ -24,7 +24,6 @@ from potluck.coordinator.shared_job import SharedJob
 from potluck.errors import PotluckError
 from potluck.graph.model_file import load_model
 from potluck.planning.text import dumps
-from potluck.run.checkpoint import step_of
 
 if TYPE_CHECKING:
     from potluck.handle import Handle
@@ -152,7 +151,7 @@ class JobTraining:
             model,
             saved,
             known,
-            n_left=len(store) - (step_of(saved) - first),
+            last_step=first + len(store),
             prepare=lambda home: home.devices.act_under(lease_of(folder), term),
         )
         is_done = False
