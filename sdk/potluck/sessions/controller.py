@@ -79,6 +79,7 @@ from potluck_wire.session import AGENT, SessionState, check
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
+WELCOME_S = 150.0  # from then on: an agent gives its worker up after two minutes, and says so
 # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
 PEER_LOST_GRACE_S = 1.0
 OWED_S = 30.0  # a chunk of 2 MiB takes 17 s on a link of 1 Mbit/s
@@ -458,6 +459,9 @@ class Controller:
             if not peer.pulse.answered:
                 if self._now_s > peer.deadline_s:
                     self._lose(device, failures.unreachable(device, str(peer.address)))
+                continue
+            if peer.session is None and self._now_s > peer.deadline_s + WELCOME_S:
+                self._lose(device, failures.mute(device, Hello(), JOIN_S + WELCOME_S))
                 continue
             silent_s, still_s = peer.pulse.silent_s(self._now_s), peer.pulse.still_s(self._now_s)
             if silent_s >= DOUBT_S:

@@ -8,7 +8,7 @@ import pytest
 from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play, finish
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
-from potluck.sessions.controller import JOIN_S
+from potluck.sessions.controller import JOIN_S, WELCOME_S
 from potluck.sessions.events import (
     Address,
     CloseSession,
@@ -24,9 +24,12 @@ from potluck.sessions.events import (
 )
 from potluck.sessions.executions import FIRST_HUNG_S
 from potluck.sessions.indirect_probes import UNREACHED_S
+from potluck_agent.core.outbox import Settings
 from potluck_wire import messages as m
 from potluck_wire.limits import HUNG_S, PULSE_LOST_S
 from potluck_wire.version import VERSION
+
+AGENT = Settings(name="a", key="k", memory_bytes=1, inbound_bytes=1, outbound_bytes=1)
 
 # --- sessions -------------------------------------------------------------------------------------
 
@@ -73,6 +76,16 @@ def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
     assert 2 not in ended
     play.receive("b", m.Welcome(major=1), STATEMENT)
     assert 2 in play.ended()
+
+
+def test_who_lives_and_never_welcomes_is_waited_for_as_long_as_a_worker_may_take_to_start():
+    play = Play()
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    assert 1 not in play.ended(play.tick(AGENT.start_s + JOIN_S, answer=("a",)))
+    error = play.ended(play.tick(WELCOME_S, answer=("a",)))[1].error
+    assert isinstance(error, DeviceGone)
+    assert "did not answer Hello" in str(error)
+    assert play.controller.session("a") is None
 
 
 def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one():
