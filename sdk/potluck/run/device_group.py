@@ -129,13 +129,14 @@ class DeviceGroup:
         self.devices = kept
 
     def drop(self, epoch: int = -1, devices: Iterable[str] | None = None) -> None:
-        """Forget an epoch, or the run, on every device that can still be reached."""
+        """Forget an epoch, or the run, on every device: those that are away as soon as they are
+        back.
+        """
         if epoch == -1 and devices is None:
             self._members.metering.enough(self._metered)
         order = Drop(run=self.run, epoch=epoch)
         for device in tuple(self.devices if devices is None else devices):
-            if self.link.connected(device):
-                self.link.ask(RequestAll(requests={device: (order, ())}))
+            self._members.drops.drop(device, order)
 
     def meter(self, period_s: float = METER_PERIOD_S) -> None:
         """Let the devices of now send power readings."""

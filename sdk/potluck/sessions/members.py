@@ -28,6 +28,7 @@ from potluck.sessions.events import (
 )
 from potluck.sessions.link import SessionLink
 from potluck.sessions.metering import Metering
+from potluck.sessions.owed_drops import OwedDrops
 from potluck.sessions.readings import Readings
 from potluck_wire.messages import (
     Available,
@@ -134,6 +135,7 @@ class Members(Shown, Mapping[str, Member]):
         self._leave_reasons: dict[str, str] = {}
         self._beside: dict[str, Available] = {}  # likewise, of what others leave of it
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        self.drops = OwedDrops(link)
         self.metering = Metering(link, lambda: self.ready)
         self.readings = Readings(self.metering, lambda: self._members)
         link.listen(self.receive)
@@ -275,6 +277,7 @@ class Members(Shown, Mapping[str, Member]):
         return {name: list(found.get(self[name].key, ())) for name in attempts}
 
     def _joined(self, name: str, session: Session, address: Address) -> None:
+        self.drops.joined(name)  # before anybody has it do more
         with self._lock:
             member = self[name]
             others = tuple(other for other in member.addresses if other != address)

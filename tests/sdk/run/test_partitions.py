@@ -3,14 +3,17 @@ not, and a training learns what one machine learns.
 """
 
 import re
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
-from tests.sdk.run.conftest import make_data
+from tests.sdk.run.conftest import make_data, make_plan
 from tests.sdk.run.test_recovery import EPOCHS, ROWS, A, B, C, check_learned, deployed, inject_after
 
+from potluck.errors import DeviceGone
 from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck.testing.faults import memory_of
-from potluck.testing.internals import link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
 from potluck.testing.memory.network import HOME
 from potluck_wire.limits import PULSE_LOST_S
@@ -97,3 +100,36 @@ def test_both_sides_end_a_session_that_one_of_them_cannot_use(home):
     home.devices.join()
     assert B in home.devices.ready
     check_learned(run, run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("protect", [True, 2, False])
+@pytest.mark.parametrize("plan", ["pipeline", "replicas", "both"])
+@pytest.mark.parametrize("after", [50, 70, 90])
+def test_a_device_that_was_given_up_has_all_its_memory_once_it_is_back(home, plan, protect, after):
+    """Sooner than its agent would end what the notebook has there."""
+    run, lab = deployed(home, plan, protect=protect), memory_of(home)
+    _cut(home, lab, B, after)
+    with suppress(DeviceGone):
+        run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
+    link_of(home).watch(None)
+    assert B not in home.devices.ready
+    if protect:
+        assert B not in run.plan.devices
+    run.close()
+    for site in (HOME, A, C):
+        mend(lab, site, B)
+    home.devices.join()
+    model = engine_of(run).model
+    for device in (A, B, C):
+        whole = replace(
+            make_plan(model, ((device,), (4,)), micro_batch=4, n_micro_batches=2),
+            peak_bytes={device: home.devices[device].capability["memory_bytes"]},
+        )
+        home.deploy(whole, model).wait().close()
+
+
+def _cut(home, lab, device, after):
+    """Nothing gets there or from there, after so many messages."""
+    others = [site for site in (HOME, A, B, C) if site != device]
+    inject_after(home, [(after, lambda: [part(lab, device, site, "both") for site in others])])
