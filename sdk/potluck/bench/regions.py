@@ -15,36 +15,36 @@ sums and backwards no plan of ours has.
 `no_second`: the part of its throughput that DeepCEE's best plan loses where the groups of the
 second level get no stages of their own. `scaling_...`: FSDP's seconds by ours and by DeepCEE's,
 from 3 to 22 devices. `search_s`: seconds of a processor that a search takes.
+
+`lab_...`: on real agents, see `regions_lab`. Without it where `lab_steps` is 0; `paper` 0: the lab
+alone.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from math import inf, isfinite
 from statistics import median
 
-from potluck.bench import collectives, paper_cases
+from potluck.bench import collectives, paper_cases, regions_lab
 from potluck.bench.harness import Result
+from potluck.bench.judging import Judging
 from potluck.bench.paper_cases import PaperCase
 from potluck.planning import make_plans
 from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
-from potluck.planning.baselines.deepcee import grouped_plans, plan_deepcee
+from potluck.planning.baselines.deepcee import plan_deepcee
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.metis import plan_metis
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import balanced, build, mean_problem, shared_s
-from potluck.planning.evaluate import judge
-from potluck.planning.feasibility import breaches
 from potluck.planning.registry import BASELINES, Planner
 from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct_simulation import Direct
 
 SETTINGS: Mapping[str, float] = {
     "batch": 128,
@@ -53,17 +53,20 @@ SETTINGS: Mapping[str, float] = {
     "every": 1,
     "scaling": 1,
     "processes": 2,
+    "paper": 1,
+    "lab_steps": 4,
+    "lab_batch": 64,
+    "lab_time_scale": 60,
 }
 GOALS = {
     "worst_ratio_to_best_baseline": ("<=", 1.0),
+    "lab_worst_ratio_to_best_baseline": ("<=", 1.0),
     "median_search_s": ("<=", 2.0),
     "max_search_s": ("<=", 2.0),
 }
 # devices of the cloud, the edge and the end, of Figure 13
 SCALES = ((1, 1, 1), (4, 1, 1), (4, 2, 2), (8, 4, 3), (12, 6, 4))
 SCALED_MODELS = ("resnet101-cifar", "gpt2")
-MOST_LEFT_OUT = 0.1  # of the devices, by a plan for all of them: HetPipe's workers are alike
-MOST_REGIONS = 4  # as in Figure 12a; with a region for each device there is no second level
 SITES = ("cloud", "edge", "end")
 MACHINE = "cloud-1-"  # devices of the first machine
 COLLECTIVE: Mapping[str, Callable[[Problem, CostTable], float]] = {
@@ -114,7 +117,8 @@ ALL: Mapping[str, Planner] = {
     "deepcee": plan_deepcee,
 }
 # those that may leave devices out; of the others all plans are above
-FREE = {name: BASELINES[name] for name in ("single", "data parallel", "gpipe", "alpa")}
+DATA_PARALLEL = "data parallel"
+FREE = {name: BASELINES[name] for name in ("single", DATA_PARALLEL, "gpipe", "alpa")}
 DEEPCEE, OURS = "deepcee", "ours"
 
 
@@ -142,7 +146,20 @@ class RegionsRow:
 
 
 def run(settings: Mapping[str, float]) -> Result:
-    """All cases, and the scaling."""
+    """All cases, the scaling, and the lab."""
+    found = _on_paper(settings) if settings["paper"] else {}
+    if settings["lab_steps"]:
+        found |= regions_lab.figures(
+            ALL, int(settings["lab_batch"]), int(settings["lab_steps"]), settings["lab_time_scale"]
+        )
+    notes = (
+        "ours leaves devices out; the paper's systems run on all 22. "
+        f"Baselines: {', '.join(dict.fromkeys((*FREE, *ALL, *COLLECTIVE)))}.",
+    )
+    return Result(name="regions", figures=found, settings=dict(settings), goals=GOALS, notes=notes)
+
+
+def _on_paper(settings: Mapping[str, float]) -> dict[str, float]:
     chosen = [*paper_cases.deepcee(int(settings["batch"]))][:: int(settings["every"])]
     scaled = [case for case in chosen if case.home == "deepcee-1" and case.model in SCALED_MODELS]
     jobs = [(case, scale) for case in scaled for scale in SCALES] if settings["scaling"] else []
@@ -154,11 +171,7 @@ def run(settings: Mapping[str, float]) -> Result:
     found = figures(rows)
     for (case, scale), by in ratios.items():
         found |= {f"scaling_{case.model}_{sum(scale)}_{who}": ratio for who, ratio in by.items()}
-    notes = (
-        "ours leaves devices out; the paper's systems run on all 22. "
-        f"Baselines: {', '.join(dict.fromkeys((*FREE, *ALL, *COLLECTIVE)))}.",
-    )
-    return Result(name="regions", figures=found, settings=dict(settings), goals=GOALS, notes=notes)
+    return found
 
 
 def figures(rows: Sequence[RegionsRow]) -> dict[str, float]:
@@ -203,7 +216,7 @@ def measure(case: PaperCase, settings: Mapping[str, float]) -> RegionsRow:
     since = time.process_time()
     row = RegionsRow(case, make_plans(problem, schedules=names_of(ANY)).best)
     row.search_s[OURS] = time.process_time() - since
-    judging = _Judging(problem, int(settings["candidates"]))
+    judging = Judging(problem, int(settings["candidates"]))
     for name, planner in ALL.items():
         since = time.process_time()
         plans = judging.liked(planner)
@@ -221,67 +234,13 @@ def measure(case: PaperCase, settings: Mapping[str, float]) -> RegionsRow:
     return row
 
 
-class _Judging:
-    """One judge for the plans of one problem.
-
-    Parameters
-    ----------
-    problem
-        What is planned.
-    max_plans
-        Candidates of one planner.
-    """
-
-    def __init__(self, problem: Problem, max_plans: int) -> None:
-        self.problem, self.max_plans = problem, max_plans
-        self.table = CostTable(problem)
-        self.simulator = Direct(problem, self.table)
-
-    def liked(self, planner: Planner) -> list[Plan]:
-        """Its plans, those it estimates fastest first."""
-        found = islice(planner(self.problem, CostTable(self.problem)), self.max_plans)
-        return sorted(found, key=lambda plan: plan.latency_s or inf)
-
-    def levels_s(self, max_plans: int) -> tuple[float, float]:
-        """The least seconds of DeepCEE's first plans for all devices in a few regions.
-
-        With the second level, and with one stage for each group of the first.
-        """
-        found = [
-            (len(plan.stages) == len(grouping.regions), plan)
-            for grouping, plan in grouped_plans(self.problem, CostTable(self.problem))
-            if len(grouping.regions) <= MOST_REGIONS and self._is_whole(plan)
-        ]
-        found.sort(key=lambda pair: pair[1].latency_s or inf)
-        first_s = self.best_s([plan for is_first, plan in found if is_first][:max_plans])
-        return min(first_s, self.best_s([plan for _, plan in found][:max_plans])), first_s
-
-    def first_s(self, plans: Sequence[Plan]) -> float:
-        """Seconds of the first that memory holds, of those that give nearly every device rows."""
-        return next(self._held(filter(self._is_whole, plans)), inf)
-
-    def _is_whole(self, plan: Plan) -> bool:
-        n = len(self.problem.devices)
-        return n - len(plan.devices) <= MOST_LEFT_OUT * n
-
-    def best_s(self, plans: Sequence[Plan]) -> float:
-        """The least seconds of those that memory holds."""
-        return min(self._held(plans), default=inf)
-
-    def _held(self, plans: Iterable[Plan]) -> Iterator[float]:
-        for plan in plans:
-            judged = judge(self.problem, plan, self.table, self.simulator)
-            if not breaches(self.problem, judged):
-                yield judged.latency_s or inf
-
-
 def scaling(case: PaperCase, scale: tuple[int, ...]) -> dict[str, float]:
     """FSDP's seconds on so many devices of each site by ours and by DeepCEE's there."""
     full = case.problem()
     names = [device.name for device in full.devices]
     sites = ([name for name in names if name.startswith(site)] for site in SITES)
     problem = only(full, [n for site, size in zip(sites, scale, strict=True) for n in site[:size]])
-    judging = _Judging(problem, max_plans=10**6)
+    judging = Judging(problem, max_plans=10**6)
     ours_s = make_plans(problem, schedules=names_of(ANY)).best.latency_s or inf
     theirs_s = judging.first_s(judging.liked(plan_deepcee))
     fsdp_s = collectives.fsdp_s(problem, judging.table)

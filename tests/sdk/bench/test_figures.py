@@ -43,7 +43,8 @@ SMALL = {
     "stage_sizes": {"batch": 16, "losses": 1, "homes": 8},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
-    "regions": {"judged": 1, "candidates": 20, "every": 8, "scaling": 0, "processes": 1},
+    "regions": {"judged": 1, "candidates": 20, "every": 8, "scaling": 0, "processes": 1}
+    | {"lab_steps": 2, "lab_batch": 16},
     "slow_links": {"channels": 4, "most_steps": 8, "seeds": 1, "rates": 1, "target": 9},
     "papers": {"judged": 2, "candidates": 20, "every": 32, "processes": 1},
     "formats": {"every": 24},
@@ -117,7 +118,8 @@ PROMISED = {
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"}
     | {"deploy_first_ratio", "deploy_again_s", "deploy_again_bytes_frac"},
     "planners": {"worst_ratio_to_best_baseline"},
-    "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"},
+    "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"}
+    | {"lab_speedup_deepcee_cnn", "lab_prediction_error_median_frac"},
     "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"}
     | {"rounded_s_10", "rounded_speedup_bert-small_10"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
