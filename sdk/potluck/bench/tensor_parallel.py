@@ -6,6 +6,9 @@ encrypted links and get each batch from the notebook; theirs have it on every ra
 turns; a ratio is the median over rounds of our time by theirs. `off_frac`: how far the simulator's
 word was, of the profile that was measured just before.
 
+`kept_frac`: what a device keeps for the backward where the sequence is divided, too, by what it
+keeps otherwise; with `sequence` 1 the live figures are of such a division.
+
 *Lab*: a smaller block on two emulated devices behind shaped links; `prediction_error` is the worst
 of `Run.compare`.
 
@@ -37,12 +40,14 @@ SETTINGS: Mapping[str, float] = {
     "rows": 8,
     "length": 64,
     "most_devices": 4,
+    "sequence": 0,
     "live": 1,
     "lab": 1,
     "billion": 1,
 }
 GOALS = {"ratio_step_time": ("<=", 1.0), "prediction_error": ("<=", 0.10)}
 DEVICES = (2, 4)
+KEPT_BLOCKS = 4  # of the model whose activations are counted
 COMPUTERS = {"pi": "raspberry-pi-5", "jetson": "jetson-orin-nano"}
 # Emulated devices are so much slower than this machine, that a few milliseconds which somebody else
 # has its processor stay a small part of every task.
@@ -87,6 +92,7 @@ def run(settings: Mapping[str, float]) -> Result:
             figures |= _lab(rate, settings)
     finally:
         torch.set_num_threads(before)
+    figures |= {f"sequence_{n}_kept_frac": _kept_frac(n, settings) for n in DEVICES}
     for name, shape in SHAPES.items():
         if name != "1b" or settings["billion"]:
             figures |= _tokens(name, shape)
@@ -98,6 +104,25 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(
         name="tensor_parallel", figures={**worst, **figures}, settings=settings, goals=GOALS
     )
+
+
+def _kept_frac(n: int, settings: Mapping[str, float]) -> float:
+    """Activations of the device that keeps most, with the sequence divided by those without."""
+    import potluck
+
+    x, y = batch_of(int(settings["rows"]), int(settings["length"]), int(settings["width"]))
+    blocks = blocks_of(KEPT_BLOCKS, int(settings["width"]))
+    model = potluck.Model.from_torch(blocks, x, loss=_loss(), example_targets=y)
+    kept = []
+    for sequence in (True, False):
+        layers = model.divided((1,) * n, sequence=sequence).layers(train=True)
+        kept.append(
+            max(
+                sum(layer.activation_bytes for layer in layers if layer.lane == lane)
+                for lane in range(n)
+            )
+        )
+    return kept[0] / kept[1]
 
 
 # --- live -----------------------------------------------------------------------------------------
@@ -117,7 +142,7 @@ class _PotluckBlocks:
             self._x,
             loss=_loss(),
             example_targets=self._y,
-        ).divided((1,) * n)
+        ).divided((1,) * n, sequence=bool(settings["sequence"]))
         profile = home.profile(model, rows=(rows,)).wait()
         self.predicted_s: dict[str, float] = {}
         self._runs: dict[str, Any] = {}

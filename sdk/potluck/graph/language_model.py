@@ -219,13 +219,17 @@ class LanguageModel(Model):
         )
 
     def divided(
-        self, shares: Sequence[int], *, tolerance_frac: float = TOLERANCE_FRAC
+        self,
+        shares: Sequence[int],
+        *,
+        tolerance_frac: float = TOLERANCE_FRAC,
+        sequence: bool = False,
     ) -> "DividedModel":
         """Refuse: keys and values stay whole.
 
         Parameters
         ----------
-        shares, tolerance_frac
+        shares, tolerance_frac, sequence
             As of other models.
 
         Raises

@@ -329,7 +329,11 @@ class Model(Shown):
         return load_model(Path(path))
 
     def divided(
-        self, shares: Sequence[int], *, tolerance_frac: float = TOLERANCE_FRAC
+        self,
+        shares: Sequence[int],
+        *,
+        tolerance_frac: float = TOLERANCE_FRAC,
+        sequence: bool = False,
     ) -> "DividedModel":
         """The same model divided by tensor: each of several devices has some columns, heads,
         channels or rows of a table, and all have the sums. For links as fast as a wire.
@@ -344,6 +348,11 @@ class Model(Shown):
         tolerance_frac
             By which part a device may get more than its share, as heads, groups of them and
             channels stay whole.
+        sequence
+            Norms, residual sums and what else goes by the positions of a sequence are divided,
+            too (sequence parallelism, Korthikanti et al. 2022): each device keeps those of its
+            own positions for the backward. Of two devices the same bytes cross, of more fewer, in
+            twice as many exchanges.
 
         Raises
         ------
@@ -352,7 +361,7 @@ class Model(Shown):
         """
         from potluck.graph.tensor.model import DividedModel
 
-        return DividedModel(self, shares, tolerance_frac=tolerance_frac)
+        return DividedModel(self, shares, tolerance_frac=tolerance_frac, sequence=sequence)
 
     def rounded(self, code: str) -> "Model":
         """The same model whose layers hand on smaller values: for links that are too slow.

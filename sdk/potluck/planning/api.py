@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.documents import write_text
 from potluck.errors import FileError, Infeasible, UserError
@@ -17,6 +17,8 @@ from potluck.records import Inference, Plan, Problem, QoE, Training
 if TYPE_CHECKING:
     from potluck.planning import Plans
     from potluck.profile.profiles import Profile
+
+    Profiled: TypeAlias = Profile | Handle[Profile]
 
 HASTE_S = 0.5  # of a planning that looks for what would make an infeasible problem feasible
 OURS = "potluck"  # the planner that is asked unless another is named
@@ -33,7 +35,7 @@ def plan(
     refine_s: float = 0.0,
     schedules: str | Sequence[str] = (),
     stage_sizes: bool = False,
-    divided: "Profile | Handle[Profile] | None" = None,
+    divided: "Profiled | Sequence[Profiled] | None" = None,
 ) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
 
@@ -61,9 +63,9 @@ def plan(
         Whether stages of its best plans may take micro-batches of their own sizes. Those with batch
         norm or dropout keep the plan's. Nobody knows then how far the best is from the optimum.
     divided
-        The profile of `model.divided(shares)` on the same home: its plans are ranked among the
-        others, and `plans.notes` says what the links cost it. A plan's `model` says which of the
-        two models it is for.
+        The profile of `model.divided(shares)` on the same home, or of several such: their plans are
+        ranked among the others, and `plans.notes` says what the links cost them. A plan's `model`
+        says which of the models it is for.
 
     Returns
     -------
@@ -96,12 +98,15 @@ def plan(
         stage_sizes=stage_sizes,
     )
     problem = known.problem(workload, qoe or QoE())
+    made = partial(solved, problem, planner)
     if divided is None:
-        return solved(problem, planner)
+        return made()
     from potluck.planning.divided_alternatives import plans_of_both
 
-    other = _profile_of(divided).problem(workload, qoe or QoE())
-    return plans_of_both(partial(solved, problem, planner), other)
+    for each in divided if isinstance(divided, list | tuple) else (divided,):
+        other = _profile_of(each).problem(workload, qoe or QoE())
+        made = partial(plans_of_both, made, other)
+    return made()
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":

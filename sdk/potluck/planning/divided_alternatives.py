@@ -20,7 +20,7 @@ def plans_of_both(plan_undivided: Callable[[], Plans], divided: Problem) -> Plan
     Parameters
     ----------
     plan_undivided
-        Makes the plans of the model as it is.
+        Makes the plans of the model as it is, perhaps with those of another division.
     divided
         The problem of the divided one, of the same home and workload.
 
@@ -48,9 +48,10 @@ def plans_of_both(plan_undivided: Callable[[], Plans], divided: Problem) -> Plan
             raise
         return Plans(tuple(by_lanes))
     if not by_lanes:
-        return replace(plans, remarks=(_none(divided),))
+        return replace(plans, remarks=(*plans.remarks, _none(divided)))
     merged = sorted([*plans, *by_lanes], key=lambda plan: preference(plan, divided))
-    return Plans(tuple(merged), remarks=(_compared(divided, plans.best, by_lanes[0]),))
+    remark = _compared(divided, plans.best, by_lanes[0])
+    return Plans(tuple(merged), remarks=(*plans.remarks, remark))
 
 
 def _none(divided: Problem) -> str:
@@ -66,7 +67,7 @@ def _compared(divided: Problem, best: Plan, lanes: Plan) -> str:
     exchanges = len(lanes.stages) // n_lanes(divided.layers)
     alone_s, its_s = best.latency_s or 0.0, lanes.latency_s or 0.0
     return (
-        f"divided by tensor over {', '.join(lanes.devices)} it takes {duration(its_s)} against "
-        f"{duration(alone_s)}: up to {percent(waiting)} of that is waiting for {exchanges} "
+        f"divided by tensor over {', '.join(lanes.devices)} {lanes.model} takes {duration(its_s)} "
+        f"against {duration(alone_s)}: up to {percent(waiting)} of that is waiting for {exchanges} "
         "exchanges a direction"
     )

@@ -154,7 +154,8 @@ PROMISED = {
     },
     "simulator": {"actions_per_s", "actions_per_s_fair"},
     "zero_bubble": {"ratio_step_time", "ratio_parts_to_whole", "loss_difference"},
-    "tensor_parallel": {"ratio_step_time", "prediction_error", "2_loss_difference"},
+    "tensor_parallel": {"ratio_step_time", "prediction_error", "2_loss_difference"}
+    | {"sequence_2_kept_frac"},
     "takeover": {"takeover_s_median", "takeover_s_max"},
     "gateway": {"ratio_throughput", "p99_ratio"},
     "cockpit": {"training_slowdown_frac", "first_sign_ms", "widget_kb"},

@@ -72,9 +72,10 @@ def test_two_devices_answer_as_one(home, shares):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("n_micro_batches", [1, 2])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_two_devices_train_as_one(home, n_micro_batches, clip):
+@pytest.mark.parametrize("sequence", [False, True])
+def test_two_devices_train_as_one(home, n_micro_batches, clip, sequence):
     net, model, x, y = made()
-    divided = model.divided((1, 1))
+    divided = model.divided((1, 1), sequence=sequence)
     plan = by_lanes(
         divided, home.devices, 4 // n_micro_batches, training=True, n_micro_batches=n_micro_batches
     )
@@ -87,12 +88,13 @@ def test_two_devices_train_as_one(home, n_micro_batches, clip):
 
 
 @pytest.mark.long
-def test_a_device_with_two_lanes_of_three_trains_as_one(home):
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_device_with_two_lanes_of_three_trains_as_one(home, sequence):
     torch.manual_seed(0)
     net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
     x, y = torch.randint(0, 32, (4, 6)), torch.randint(0, 32, (4, 6))
     model = potluck.Model.from_torch(net, x, loss=word_loss, example_targets=y)
-    divided = model.divided((2, 1, 1), tolerance_frac=1.0)
+    divided = model.divided((2, 1, 1), tolerance_frac=1.0, sequence=sequence)
     first, second = home.devices
     plan = by_lanes(divided, (first, second, first), 2, training=True, n_micro_batches=2)
     run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
@@ -168,7 +170,8 @@ def test_adafactor_needs_whole_matrices(home):
         home.deploy(plan, divided, optimizer=potluck.Adafactor()).wait()
 
 
-def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
+@pytest.mark.parametrize("shape", [(8, 6), (8, 5, 6)])
+def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home, shape):
     class Dropped(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -182,8 +185,7 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
 
     torch.manual_seed(0)
     net = Dropped()
-    x = torch.randn(8, 6)
-    y = torch.randn(8, 6)
+    x, y = torch.randn(shape), torch.randn(shape)
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.mse_loss, example_targets=y)
     undivided = Plan(
         planner="by hand",
@@ -198,7 +200,7 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
         ),
         micro_batch=8,
     )
-    divided = model.divided((1, 1))
+    divided = model.divided((1, 1), sequence=len(shape) > 2)
     losses = []
     for plan, each in (
         (undivided, model),

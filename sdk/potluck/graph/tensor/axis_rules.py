@@ -18,7 +18,7 @@ from potluck.graph.tensor.layouts import (
     Rule,
     same,
 )
-from potluck_wire.graph import Ref, node_refs
+from potluck_wire.graph import Node, Ref, node_refs
 from potluck_wire.operators import KINDS, aten
 
 # --- where a division begins ---------------------------------------------------------------------
@@ -87,9 +87,13 @@ def _element_wise(view: LayoutView) -> Effect | None:
 
 def _inert(view: LayoutView) -> Effect | None:
     """Dropout that drops nothing."""
-    drops = view.argument(2, "train", True) and view.argument(1, "p", 0.5) != 0
     layout = view.layout(view.argument(0))
-    return None if drops or layout is None else Effect(results=(layout,))
+    return None if drops(view.node) or layout is None else Effect(results=(layout,))
+
+
+def drops(node: Node) -> bool:
+    """Whether this dropout drops anything."""
+    return bool(node.argument(2, "train", True)) and node.argument(1, "p", 0.5) != 0
 
 
 def _linear(view: LayoutView) -> Effect | None:

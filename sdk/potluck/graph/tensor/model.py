@@ -33,15 +33,22 @@ class DividedModel(Model):
         The proportion, one number for each lane.
     tolerance_frac
         By which part a lane may get more than its share, as heads and groups stay whole.
+    sequence
+        What lies between is divided by positions.
     """
 
     def __init__(
-        self, whole: Model, shares: Sequence[int], *, tolerance_frac: float = TOLERANCE_FRAC
+        self,
+        whole: Model,
+        shares: Sequence[int],
+        *,
+        tolerance_frac: float = TOLERANCE_FRAC,
+        sequence: bool = False,
     ) -> None:
         self.whole, self.shares = whole, _checked(shares)
         traced = [whole.laid_out(train).line.traced for train in _modes(whole)]
         parts = [
-            divided(graph, regions, self.shares)
+            divided(graph, regions, self.shares, sequence=sequence)
             for graph, regions in zip(
                 traced, _regions_of(traced, self.shares, tolerance_frac), strict=True
             )
@@ -56,7 +63,7 @@ class DividedModel(Model):
             training=laid[1] if whole.trains else None,
             net=whole._net,
             loss=whole._loss,
-            name=f"{whole.name}-by-{'-'.join(map(str, self.shares))}",
+            name=f"{whole.name}-by-{'-'.join(map(str, self.shares))}" + "-and-positions" * sequence,
             arguments=whole.arguments,
         )
         self.untrained = whole.untrained

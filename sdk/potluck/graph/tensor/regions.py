@@ -68,9 +68,7 @@ class RegionFinder:
 
     def __init__(self, traced: Traced, undivided: Collection[str] = ()) -> None:
         self._traced, self._graph = traced, traced.graph
-        self._sizes = dict(
-            zip((symbol.name for symbol in traced.graph.symbols), _PRIMES, strict=False)
-        )
+        self._sizes = sizes_of(traced)
         self._users: dict[int, list[int]] = {}
         for value, node in enumerate(self._graph.nodes, start=self._graph.first_node):
             for ref in dict.fromkeys(node_refs(node)):
@@ -239,3 +237,8 @@ class RegionFinder:
         node = self._graph.nodes[value - self._graph.first_node]
         mine = {ref: layouts[ref] for ref in node_refs(node) if ref in layouts}
         return LayoutView(self._traced, value, units, mine, self._sizes)
+
+
+def sizes_of(traced: Traced) -> dict[str, int]:
+    """Numbers in the place of its symbols, that no size is by chance."""
+    return dict(zip((symbol.name for symbol in traced.graph.symbols), _PRIMES, strict=False))

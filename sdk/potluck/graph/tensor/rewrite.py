@@ -15,7 +15,9 @@ from typing import Any
 from potluck.errors import ModelError
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import spans
+from potluck.graph.tensor.axis_rules import drops
 from potluck.graph.tensor.layouts import Cut, Effect, Layout, Partial, local
+from potluck.graph.tensor.positions import AXIS, DROPOUT, position_regions
 from potluck.graph.tensor.regions import EMBEDDING, Region
 from potluck.graph.traced import Traced, Type, moved
 from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
@@ -64,26 +66,56 @@ class _Made:
     phase: int = 0
 
 
-def divided(traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> DividedGraph:
+def divided(
+    traced: Traced, regions: Sequence[Region], shares: Sequence[int], *, sequence: bool = False
+) -> DividedGraph:
     """The graph with these regions divided in this proportion.
+
+    Parameters
+    ----------
+    traced
+        The graph.
+    regions
+        That are divided; no node is in two.
+    shares
+        The proportion.
+    sequence
+        What lies between them is divided by positions.
 
     Raises
     ------
     ModelError
-        A value would have to cross between devices that no rows can be told of.
+        A value would have to cross between devices that no rows can be told of; or nothing goes by
+        positions.
     """
-    return _Rewriting(traced, regions, shares).done()
+    return _Rewriting(traced, regions, shares, sequence=sequence).done()
 
 
 class _Rewriting:
     """Tells new values by `Ref`s to provisional numbers: inputs and states first, as they come."""
 
-    def __init__(self, traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> None:
+    def __init__(
+        self, traced: Traced, regions: Sequence[Region], shares: Sequence[int], *, sequence: bool
+    ) -> None:
         self.traced, self.graph = traced, traced.graph
-        self.region_of = {value: region for region in regions for value in region.effects}
-        self.spans = {id(region): spans(region.units, shares) for region in regions}
         self.n_lanes = len(shares)
         self.whole_states: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        by_positions: Sequence[Region] = ()
+        if sequence:
+            by_positions = position_regions(traced, regions, shares, self._is_done_once)
+            if not by_positions:
+                raise ModelError(
+                    "nothing of it can be divided by positions: no sum of divided products is "
+                    "[rows, positions, features] with a known number of positions, one or more for "
+                    "each device, and read by a norm or an operator that goes by elements.",
+                    next_step="Divide it without sequence=True.",
+                )
+        # of values of which each lane has some positions
+        self.scattered = {v: region for region in by_positions for v in region.starts}
+        self.scattered |= {v: region for region in by_positions for v in region.effects}
+        every = (*regions, *by_positions)
+        self.region_of = {value: region for region in every for value in region.effects}
+        self.spans = {id(region): spans(region.units, shares) for region in every}
         self.made: dict[int, _Made] = {}
         self.states: dict[int, tuple[Parameter | Buffer, StateSlice | None]] = {}
         self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
@@ -144,6 +176,9 @@ class _Rewriting:
             return ref
         if self._state(ref.value) is not None:
             return Ref(self._whole_state(ref.value))
+        if ref.value in self.scattered and ("whole", ref.value, lane) not in self.number:
+            parts = [self.number["piece", ref.value, each] for each in range(self.n_lanes)]
+            self._gather(ref.value, AXIS, parts, lane)
         for place in (lane, _FIRST):
             found = self.number.get(("whole", ref.value, place))
             if found is not None:
@@ -169,9 +204,13 @@ class _Rewriting:
         for lane, (start, stop) in enumerate(self.spans[id(region)]):
             if node.op == EMBEDDING:
                 parts.append(self._lookup(value, node, region, lane))
+            elif node.op == DROPOUT and value in self.scattered and drops(node):
+                self.number["piece", value, lane] = self._dropped(value, node, region, lane)
             else:
                 parts.append(self._piece(value, node, region, lane, stop - start))
-        if value in region.ends:
+        if value in self.scattered and value in region.ends:
+            self._scatter(value, parts)
+        elif value in region.ends:
             self._join(value, region.ends[value], parts)
 
     def _piece(self, value: int, node: Node, region: Region, lane: int, n: int) -> int:
@@ -227,11 +266,19 @@ class _Rewriting:
         return self.number[key]
 
     def _sliced(self, ref: Ref, cut: Cut, region: Region, lane: int) -> int:
+        """A lane's own entries of a whole value, taken where that is."""
+        full = self.whole(ref, lane)
+        giver = self.made.get(full.value)
+        at = lane if giver is None or giver.lane is None else giver.lane
+        return self._slice(ref, full, cut, region, lane, at)
+
+    def _slice(self, ref: Ref, full: Ref, cut: Cut, region: Region, lane: int, at: int) -> int:
+        """Of `full`, which is like `ref`, on lane `at` what lane `lane` has."""
         start, stop = self.spans[id(region)][lane]
         kind = self._type(self.traced.type_of(ref), cut, region, stop - start)
-        args = (self.whole(ref, lane), cut.axis, start * cut.inner, stop * cut.inner)
+        args = (full, cut.axis, start * cut.inner, stop * cut.inner)
         node = Node(number=self._number_of(ref.value), op="aten.slice.Tensor", args=args)
-        return self._add(node, ref.value, lane, (kind,))
+        return self._add(node, ref.value, at, (kind,))
 
     def _number_of(self, value: int) -> int:
         place = value - self.graph.first_node
@@ -261,21 +308,57 @@ class _Rewriting:
         found = step("masked_fill.Scalar", (rows, others, 0.0), self.traced.types[value][0])
         return found.value
 
+    def _dropped(self, value: int, node: Node, region: Region, lane: int) -> int:
+        """A lane's positions of a dropout: of the mask that is drawn for all of them."""
+        x, whole = Ref(self.number["piece", node.args[0].value, lane]), self.traced.types[value][0]  # type: ignore[union-attr]
+        start, stop = self.spans[id(region)][lane]
+        mine = self._type(whole, Cut(AXIS, 1, 1), region, stop - start)
+
+        def step(op: str, args: tuple[Any, ...], of: Type) -> Ref:
+            made = Node(number=node.number, op=f"aten.{op}", args=args)
+            return Ref(self._add(made, value, lane, (of,)))
+
+        wide = step("constant_pad_nd.default", (x, (0, 0, start, region.units - stop)), whole)
+        ones = step("ones_like.default", (wide,), whole)
+        mask = step("dropout.default", (ones, *node.args[1:]), whole)
+        part = step("slice.Tensor", (mask, AXIS, start, stop), mine)
+        kept = step("clone.default", (part,), mine)  # else all of the mask would be
+        return step("mul.Tensor", (x, kept), mine).value
+
     def _join(self, value: int, layout: Layout, parts: list[int]) -> None:
         """The whole value, on every lane: the sum of its summands, or its pieces side by side."""
-        kinds = self.traced.types[value]
         for lane in range(self.n_lanes):
-            full = parts[0]
             if isinstance(layout, Cut):
-                args: tuple[Any, ...] = (tuple(map(Ref, parts)), layout.axis)
-                node = Node(number=self._number_of(value), op="aten.cat.default", args=args)
-                full = self._add(node, value, lane, kinds)
+                self._gather(value, layout.axis, parts, lane)
             else:
-                for part in parts[1:]:
-                    args = (Ref(full), Ref(part))
-                    node = Node(number=self._number_of(value), op="aten.add.Tensor", args=args)
-                    full = self._add(node, value, lane, kinds)
-            self.number["whole", value, lane] = full
+                total = self._sum(value, parts, lane, self.traced.types[value])
+                self.number["whole", value, lane] = total
+
+    def _gather(self, value: int, axis: int, parts: list[int], lane: int) -> None:
+        """Pieces side by side, on a lane."""
+        args = (tuple(map(Ref, parts)), axis)
+        node = Node(number=self._number_of(value), op="aten.cat.default", args=args)
+        self.number["whole", value, lane] = self._add(node, value, lane)
+
+    def _sum(self, value: int, parts: list[int], lane: int, types: tuple[Type, ...]) -> int:
+        total = parts[0]
+        for part in parts[1:]:
+            args = (Ref(total), Ref(part))
+            node = Node(number=self._number_of(value), op="aten.add.Tensor", args=args)
+            total = self._add(node, value, lane, types)
+        return total
+
+    def _scatter(self, value: int, parts: list[int]) -> None:
+        """The sum of its summands, on every lane of that lane's positions."""
+        region, ref = self.scattered[value], Ref(value)
+        cut = region.layouts[ref]
+        assert isinstance(cut, Cut)
+        for lane, (start, stop) in enumerate(self.spans[id(region)]):
+            mine = [
+                self._slice(ref, Ref(part), cut, region, lane, at) for at, part in enumerate(parts)
+            ]
+            types = (self._type(self.traced.type_of(ref), cut, region, stop - start),)
+            self.number["piece", value, lane] = self._sum(value, mine, lane, types)
 
     def _add(self, node: Node, value: int, lane: int, types: tuple[Type, ...] | None = None) -> int:
         """A node of a lane, which stands for the original's `value`."""

@@ -19,6 +19,7 @@ from torch import nn
 import potluck
 from potluck.errors import ModelError
 from potluck.graph import Model
+from potluck.graph.tensor.allotment import allotted
 
 TOLERANCE_FRAC = 1e-5  # of the largest number: sums in another order, in float32
 
@@ -37,12 +38,21 @@ def lanes(model):
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 4)) for seed in range(40)]
 )
 def test_random_networks_in_random_shares_are_the_whole(kind, seed):
+    check_pieces(kind, seed, sequence=False)
+
+
+def check_pieces(kind, seed, *, sequence):
+    """Answers, losses and gradients in pieces are those of the whole; whether it could be
+    divided.
+    """
     rng = random.Random(f"{kind}{seed}")
     torch.manual_seed(seed)
     shares = rng.choice([(1, 1), (1, 2), (3, 1), (1, 1, 1), (1, 1, 2), (1, 2, 2, 4)])
     case = KINDS[kind](rng, sum(shares))
     model = Model.from_torch(case.net, case.x, loss=case.loss, example_targets=case.y)
-    divided = model.divided(shares)
+    if sequence and min(allotted(case.x.shape[1], shares)) == 0:
+        return False
+    divided = model.divided(shares, sequence=sequence)
     assert divided.pieces
     reference = copy.deepcopy(case.net).eval()
     assert is_near(answer_in_pieces(divided, case.x), reference(case.x).detach())
@@ -54,6 +64,62 @@ def test_random_networks_in_random_shares_are_the_whole(kind, seed):
     names = model.names_by_identity()
     for own, parameter in zip(case.net.parameters(), reference.parameters(), strict=True):
         assert is_near(gradients[names[id(own)]], parameter.grad), names[id(own)]
+    return True
+
+
+@pytest.mark.parametrize("kind", ["language", "encoder"])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 4)) for seed in range(40)]
+)
+def test_with_positions_divided_too_they_are_the_whole(kind, seed):
+    if not check_pieces(kind, seed, sequence=True):
+        pytest.skip("fewer positions than shares")
+
+
+def kept_bytes(model):
+    """Of activations, for a row of a batch of two, by lane."""
+    found = {}
+    for layer in model.layers(True):
+        found[layer.lane] = found.get(layer.lane, 0) + layer.activation_bytes
+    return found
+
+
+@pytest.mark.parametrize("make", [lambda: Gpt(16, 4, 24), lambda: Dropping(16)])
+def test_with_positions_divided_less_is_kept_for_the_backward(make):
+    net = nn.Sequential(make(), make())
+    x = torch.zeros(2, 8, 16)
+    model = Model.from_torch(net, x, loss=nn.functional.mse_loss, example_targets=x)
+    whole, own = kept_bytes(model.divided((1, 1))), kept_bytes(model.divided((1, 1), sequence=True))
+    assert max(own.values()) < max(whole.values())
+    assert sum(own.values()) < sum(whole.values())
+
+
+class Dropping(nn.Module):
+    """A hidden layer whose sum is dropped from, added and normalised."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.norm(x + self.dropout(self.down(torch.relu(self.up(x)))))
+
+
+@pytest.mark.parametrize(
+    ("net", "x"),
+    [
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU()), (2, 6)),
+        (Gpt(16, 4, 24), (2, 1, 16)),  # fewer positions than devices
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), (2, 4, 6)),  # nothing behind
+    ],
+)
+def test_nothing_that_goes_by_positions_is_refused(net, x):
+    model = Model.from_torch(net, torch.zeros(x))
+    model.divided((1, 1))
+    with pytest.raises(ModelError, match="by positions") as refused:
+        model.divided((1, 1), sequence=True)
+    assert "without sequence=True" in refused.value.next_step
 
 
 @pytest.mark.long
@@ -162,3 +228,8 @@ def test_homes_that_do_not_exist_can_be_asked(train):
     both = potluck.plan(undivided, work, divided=profile)
     assert both.best.latency_s <= potluck.plan(undivided, work).best.latency_s
     assert "divided by tensor over" in both.notes[-1]
+    further = potluck.estimate("edge-cluster", model.whole.divided((1, 1), sequence=True))
+    all_three = potluck.plan(undivided, work, divided=[profile, further])
+    assert all_three.best.latency_s <= both.best.latency_s
+    assert {plan.model for plan in all_three} >= {model.name, further.model}
+    assert len(all_three.notes) == len(both.notes) + 1
