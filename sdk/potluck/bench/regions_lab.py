@@ -51,7 +51,8 @@ def figures(
     """
     from potluck.home import Home
 
-    found, errors, worst = dict[str, float](), list[float](), 0.0
+    found, errors = dict[str, float](), list[float]()
+    worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{NAME}.toml"
         file.write_text(home_toml())

@@ -11,8 +11,9 @@ from potluck.graph.model import Model
 from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import Layers, layers_at
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC, check, excess_frac
+from potluck.graph.tensor.divided_graph import DividedGraph, StateSlice
 from potluck.graph.tensor.regions import Region, RegionFinder
-from potluck.graph.tensor.rewrite import DividedGraph, StateSlice, divided
+from potluck.graph.tensor.rewrite import divided
 from potluck.graph.traced import Traced
 
 if TYPE_CHECKING:

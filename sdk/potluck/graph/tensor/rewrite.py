@@ -8,7 +8,7 @@ other: its gradient is the sum of all lanes'. What must be done once (statistics
 that is not divided) is done on the first lane.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from potluck.errors import ModelError
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import spans
 from potluck.graph.tensor.axis_rules import drops
+from potluck.graph.tensor.divided_graph import DividedGraph, StateSlice, check_crossing
 from potluck.graph.tensor.layouts import Cut, Effect, Layout, Partial, local
 from potluck.graph.tensor.positions import AXIS, DROPOUT, position_regions
 from potluck.graph.tensor.regions import EMBEDDING, Region
@@ -28,30 +29,6 @@ _HEAVY = frozenset({"convolution", "product", "attention", "recurrent", "matrix"
 _FIRST = 0  # the lane that does what is done once
 
 Key = tuple[str, int]  # a kind of value, and its number among those of the kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSlice:
-    """A state of a lane: units [start, stop) of so many of the state `whole`, along a cut axis."""
-
-    whole: str
-    cut: Cut
-    units: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DividedGraph:
-    """What a graph was divided into.
-
-    `groups`: runs of nodes of one lane, in running order: (lane, number of nodes that depend on
-    inputs). `pieces`: of each state that is cut, by its name.
-    """
-
-    traced: Traced
-    groups: tuple[tuple[int, int], ...]
-    pieces: Mapping[str, StateSlice]
 
 
 @dataclass(slots=True)
@@ -483,7 +460,7 @@ class _Rewriting:
             if piece is not None
         }
         found = DividedGraph(traced=traced, groups=self._groups(order), pieces=pieces)
-        _check_crossing(found)
+        check_crossing(found)
         return found
 
     def _output(self, output: Output, move: Callable[[Ref], Ref]) -> Output:
@@ -515,26 +492,3 @@ def _without(node: Node, place: int) -> Node:
     if len(node.args) > place:
         return replace(node, args=(*node.args[:place], None, *node.args[place + 1 :]))
     return replace(node, kwargs=tuple(pair for pair in node.kwargs if pair[0] != "bias"))
-
-
-def _check_crossing(found: DividedGraph) -> None:
-    """Whether every value that crosses between groups has rows to cut, as segments need."""
-    traced, graph = found.traced, found.traced.graph
-    group_of = dict[int, int]()
-    still = len(graph.nodes) - sum(n for _, n in found.groups)
-    value = graph.first_node + still
-    for group, (_, n) in enumerate(found.groups):
-        for _ in range(n):
-            group_of[value] = group
-            value += 1
-    for value, node in enumerate(graph.nodes, start=graph.first_node):
-        for ref in node_refs(node):
-            if group_of.get(ref.value, group_of.get(value)) == group_of.get(value):
-                continue
-            if ref not in traced.by_rows or not multiple(traced.type_of(ref).shape):
-                maker = graph.nodes[ref.value - graph.first_node].op
-                raise ModelError(
-                    f"the result of {maker} would cross between devices, and its first dimension "
-                    "does not count rows.",
-                    next_step="Divide the model by layers or rows instead.",
-                )
