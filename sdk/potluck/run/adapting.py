@@ -302,7 +302,6 @@ def problem_now(engine: "RunEngine", plan: Plan, problem: Problem) -> Problem:
     if planned is not None:
         names &= {device.name for device in planned.devices} | set(plan.devices)
     problem = only(problem, [d.name for d in problem.devices if d.name in names])
-    problem = replace(problem, model=plan.model)  # as its maker calls it
     return problem if plan.problem is None else replace(problem, qoe=plan.problem.qoe)
 
 

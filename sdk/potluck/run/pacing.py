@@ -91,6 +91,8 @@ class Pacing:
         is_busy = self._work is not None and self._work.is_alive()
         if is_busy or engine.step < self._due or engine.migration is not None or engine.failed:
             return
+        if not set(engine.compiled_plan.plan.devices) <= set(engine.members.staying):
+            return  # it is moved off them
         n_left = self._last_step - engine.step
         if n_left < 1:
             return
@@ -126,10 +128,20 @@ class Pacing:
     def _measure(self) -> None:
         """How much longer a step takes than was predicted for the plan at work."""
         plan = self._engine.compiled_plan.plan
-        predicted_s = judge(self._problem, plan).latency_s
+        predicted_s = self._judged(plan).latency_s
         steps_s = self._engine.history.step_s[self._since + FILLING :][-WINDOW:]
         if steps_s and predicted_s:
             self._slowness[plan.stages] = self._slowness[None] = median(steps_s) / predicted_s
+
+    def _judged(self, plan: Plan) -> Plan:
+        """As predicted; a plan after a loss may have another name for the same model."""
+        return judge(self._problem, replace(plan, model=self._problem.model))
+
+    def _plans(self, plan: Plan) -> list[Plan]:
+        """As they are here: the one at work, and all others of devices that are there and stay."""
+        staying = set(self._engine.members.staying)
+        others = [p for p in self._others if set(p.devices) <= staying]
+        return [self._here(p) for p in (self._judged(plan), *others)]
 
     def _here(self, plan: Plan) -> Plan:
         """As long as its steps take here; whoever computes for longer needs as much more energy."""
@@ -139,9 +151,7 @@ class Pacing:
         return replace(plan, latency_s=plan.latency_s * factor, energy_j=plan.energy_j * factor)
 
     def _mixed(self, plan: Plan, n_left: int) -> Mixture:
-        staying = self._engine.members.staying
-        plans = [judge(self._problem, plan), *self._others]
-        plans = [self._here(p) for p in plans if set(p.devices) <= set(staying)]
+        plans = self._plans(plan)
         step_s = plans[0].latency_s or 0.0
         cost = SwitchCost()
         switch_s = max(
@@ -180,7 +190,7 @@ class Pacing:
         if first.stages == plan.stages:
             self._due = min(self._due, self._engine.step + n_steps)
             return None, ""
-        alone = self._here(judge(self._problem, plan))
+        alone = self._here(self._judged(plan))
         if (
             alone.latency_s is not None
             and alone.energy_j is not None
@@ -196,8 +206,7 @@ class Pacing:
         )
 
     def _fastest(self, plan: Plan, n_left: int) -> tuple[Plan | None, str]:
-        plans = [self._here(p) for p in (judge(self._problem, plan), *self._others)]
-        best = min(plans, key=lambda p: p.latency_s or float("inf"))
+        best = min(self._plans(plan), key=lambda p: p.latency_s or float("inf"))
         seconds = (best.latency_s or 0.0) * n_left
         words = (
             f"{units.number(n_left, 'step')} to go take {units.duration(seconds)} or more, and "

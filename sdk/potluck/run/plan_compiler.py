@@ -174,15 +174,17 @@ class PlanCompiler:
             return None
         if not {device.name for device in profile.devices}.issuperset(plan.devices):
             return None
+        workload: Training | Inference
         if optimizer is None:
-            return profile.problem(Inference(batch=plan.batch))
-        workload = Training(
-            batch=plan.batch,
-            micro_batch=plan.micro_batch,
-            optimizer_copies=kept_copies(optimizer, self._model.trained),
-            clipped=scaled or optimizer.clip_norm is not None,
-        )
-        return profile.problem(workload)
+            workload = Inference(batch=plan.batch)
+        else:
+            workload = Training(
+                batch=plan.batch,
+                micro_batch=plan.micro_batch,
+                optimizer_copies=kept_copies(optimizer, self._model.trained),
+                clipped=scaled or optimizer.clip_norm is not None,
+            )
+        return replace(profile.problem(workload), model=plan.model)  # as its maker calls it
 
     def _times(self, plan: Plan, optimizer: Update | None) -> Times | None:
         """What stages of plans like this one take; None where nobody knows."""

@@ -9,9 +9,11 @@ import pytest
 from tests.sdk.run.test_switching import A, C, check_equal, make_data, make_model, plan_of
 
 import potluck
+from potluck.adapt.adapter import FAILED
 from potluck.errors import Infeasible, UserError
 from potluck.records import LayerCost
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import memory_of
 from potluck.testing.internals import engine_of
 from potluck.testing.memory import memory_home
 
@@ -21,12 +23,14 @@ LAYER_S = {A: 0.01, C: 0.03}
 WATTS = {A: (1.0, 30.0, 1.0), C: (0.5, 3.0, 1.0)}
 
 
+SPECS = [
+    Spec(name=name, link_rate="20 Mbit/s", power=WATTS[name], emulated=True) for name in (A, C)
+]
+
+
 @pytest.fixture(scope="module")
 def home():
-    specs = [
-        Spec(name=name, link_rate="20 Mbit/s", power=WATTS[name], emulated=True) for name in (A, C)
-    ]
-    with memory_home(specs) as home:
+    with memory_home(SPECS) as home:
         yield home
 
 
@@ -37,6 +41,17 @@ def model():
 
 @pytest.fixture(scope="module")
 def profile(home, model):
+    return profiled(home, model)
+
+
+@pytest.fixture
+def changing_home(model):
+    """One whose devices may leave, and its profile."""
+    with memory_home(SPECS) as home:
+        yield home, profiled(home, model)
+
+
+def profiled(home, model):
     """One device is three times as fast, and takes three times as many joules."""
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     costs = {
@@ -128,6 +143,38 @@ def test_who_turns_out_to_be_slow_goes_over_to_the_fastest_and_says_that_it_is_l
     assert run.plan.devices == (A,)
     assert "late" in history.decisions[-1].words
     run.close()
+
+
+def gone(lab, name):
+    lab.kill(name)
+
+
+def leaving(lab, name):
+    lab.leave(name, "it is too warm", 1e6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["", "by hand"])
+@pytest.mark.parametrize("how", [gone, leaving])
+@pytest.mark.parametrize("part", [0.15, 1.1])
+def test_who_is_gone_or_leaves_is_not_chosen_however_fast(
+    changing_home, model, alone_s, part, how, name
+):
+    home, profile = changing_home
+    deadline_s = alone_s[A] + part * (alone_s[C] - alone_s[A])
+    plan = replace(plan_of(model, "a"), model=name or profile.model)
+    run = home.deploy(plan, model, profile=profile).wait()
+
+    def on_step(step, loss):
+        if step == 20 and len(run.history.recoveries) + len(run.history.departures) == 0:
+            how(memory_of(home), run.plan.devices[0])
+        slowly(step, loss)
+
+    fitting = run.fit(make_data(), epochs=EPOCHS, deadline_s=deadline_s, on_step=on_step)
+    history = fitting.wait()
+    assert [each.words for each in history.decisions if each.action == FAILED] == []
+    assert set(run.plan.devices) <= set(home.devices.staying)
+    check_equal(run)
 
 
 @pytest.mark.long

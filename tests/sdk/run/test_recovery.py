@@ -176,17 +176,23 @@ def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(h
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["as profiled", "by hand"])
 @pytest.mark.parametrize(
     ("recovery", "planner"), [("lightweight", "lightweight replay"), ("heavy", "planned anew")]
 )
-def test_a_way_of_recovery_is_taken_by_its_name(home, recovery, planner):
+def test_a_way_of_recovery_is_taken_by_its_name(home, recovery, planner, name):
     _, model = make_model("mlp")
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     problem = profile.problem(potluck.Training(batch=BATCH))
     plan = make_plan(model, *PLANS["both"], micro_batch=4, n_micro_batches=2)
-    chosen = replace(plan, model=problem.model, problem=problem)
+    chosen = replace(plan, model=problem.model, problem=problem) if name == "as profiled" else plan
     run = home.deploy(
-        chosen, model, optimizer=OPTIMIZERS["adamw"][0], protect=3, recovery=recovery
+        chosen,
+        model,
+        optimizer=OPTIMIZERS["adamw"][0],
+        protect=3,
+        recovery=recovery,
+        profile=profile,
     ).wait()
 
     def on_step(step, loss):
