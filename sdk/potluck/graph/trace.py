@@ -527,9 +527,11 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
                 next_step="Return torch.view_as_real of it.",
             )
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
-    if train and (len(found) != 1 or found[0].shape != ()):
-        sizes = ", ".join("rows" if size == BATCH else str(size) for size in found[0].shape)
-        got = f"of the shape [{sizes}]" if len(found) == 1 else f"{len(found)} of them"
+    if train and [output.shape for output in found] != [()]:
+        got = f"{len(found)} of them"
+        if len(found) == 1:
+            sizes = ", ".join("rows" if size == BATCH else str(size) for size in found[0].shape)
+            got = f"of the shape [{sizes}]"
         raise ModelError(
             f"the loss must be one number, got {got}.", next_step="Take its mean: loss.mean()."
         )

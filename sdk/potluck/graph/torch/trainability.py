@@ -122,6 +122,11 @@ def check_learning(
             next_step="Leave torch.manual_seed out, and say home.deploy(plan, seed=1); noise that "
             "stays the same is a buffer.",
         )
+    if not isinstance(loss, torch.Tensor):
+        raise ModelError(
+            f"the loss must be one number, got a {type(loss).__name__}.",
+            next_step="Return the tensor alone.",
+        )
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a "

@@ -362,9 +362,14 @@ def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets)
         (lambda y, t: (y - t).abs().mean(1, keepdim=True), r"of the shape \[rows, 1\]"),
         (lambda y, t: (y - t).abs().mean(0), r"of the shape \[4\]"),
         (lambda y, t: ((y - t).abs().mean(), (y - t).square().mean()), "2 of them"),
+        (lambda y, t: ((y - t).abs().mean(),), "a tuple"),
+        (lambda y, t: [(y - t).abs().mean()], "a list"),
+        (lambda y, t: {"loss": (y - t).abs().mean()}, "a dict"),
+        (lambda y, t: (), "0 of them"),
+        (lambda y, t: {}, "0 of them"),
     ],
 )
-def test_a_loss_of_several_numbers_is_refused_with_what_it_is(loss, got):
+def test_a_loss_of_another_form_is_refused_with_what_it_is(loss, got):
     x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
     with pytest.raises(ModelError, match=f"one number, got {got}"):
         Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
