@@ -18,6 +18,11 @@ AVERAGE = "average"  # the slot of a moving average of the weights themselves
 LOSS_SCALE = "loss_scale"
 MAX_LOSS_SCALE = 127  # the largest power of 2 that float32 holds
 SCALARS = frozenset({STEP, "mu_product"})  # one number of float32 for a parameter
+HALVES = "bfloat16_moments"  # the setting by which moments are rounded to bfloat16 after each step
+HALF = "bfloat16"
+HALVED = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+# A moment that loses less of itself in a step than bfloat16 can show would never become smaller.
+MAX_HALVED_BETA = 1 - 2**-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +65,21 @@ KINDS: dict[str, OptimizerKind] = {
     ),
     "adamw": OptimizerKind(
         torch="AdamW",
-        settings={"lr": 1e-3, **_ADAM, "weight_decay": 0.01, "amsgrad": False, "maximize": False},
+        settings={
+            "lr": 1e-3,
+            **_ADAM,
+            "weight_decay": 0.01,
+            "amsgrad": False,
+            "maximize": False,
+            HALVES: False,
+        },
         slots=(*_MOMENTS, "max_exp_avg_sq"),
         when={"max_exp_avg_sq": "amsgrad"},
         fractions=_FRACTIONS,
     ),
     "adam": OptimizerKind(
         torch="Adam",
-        settings={"lr": 1e-3, **_ADAM, "amsgrad": False, "maximize": False},
+        settings={"lr": 1e-3, **_ADAM, "amsgrad": False, "maximize": False, HALVES: False},
         slots=(*_MOMENTS, "max_exp_avg_sq"),
         when={"max_exp_avg_sq": "amsgrad"},
         fractions=_FRACTIONS,
@@ -175,7 +187,14 @@ def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Setting]]:
         if key not in kind.settings:
             raise _wrong(f"{name} has no setting {key!r:.40}")
         _check_setting(name, kind, key, value)
-    return name, {**kind.settings, **given}
+    settings = {**kind.settings, **given}
+    if settings.get(HALVES):
+        for key in kind.fractions:
+            if (value := settings[key]) is not None and value > MAX_HALVED_BETA:
+                raise _wrong(
+                    f"{name}: with {HALVES} {key} is at most {MAX_HALVED_BETA:.4f}, got {value:g}"
+                )
+    return name, settings
 
 
 def _check_setting(name: str, kind: OptimizerKind, key: str, value: Any) -> None:
@@ -213,13 +232,33 @@ def slots(
     Returns
     -------
     dict[str, tuple[int, ...]]
-        Slot to shape. Those of `SCALARS` are float32, all others of the parameter's type.
+        Slot to shape; their types: `slot_dtype`.
     """
     kind = KINDS[name]
     kept = [slot for slot in kind.slots if not (when := kind.when.get(slot)) or settings[when]]
     if kind.factored:
         kept = [slot for slot in kept if (slot == "variance") == (len(shape) < 2) or slot == STEP]
     return {slot: slot_shape(slot, shape) for slot in kept}
+
+
+def slot_dtype(slot: str, settings: Mapping[str, Setting], dtype: str) -> str:
+    """The type of a slot of a parameter of this type.
+
+    >>> slot_dtype("step", {}, "float64"), slot_dtype("exp_avg", {HALVES: True}, "float32")
+    ('float32', 'bfloat16')
+
+    Parameters
+    ----------
+    slot
+        Its name.
+    settings
+        Of the optimizer.
+    dtype
+        Of the parameter.
+    """
+    if slot in SCALARS:
+        return "float32"
+    return HALF if settings.get(HALVES) and slot in HALVED else dtype
 
 
 def slot_shape(slot: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -391,13 +391,15 @@ class Training:
 
     `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of
     state. `clipped`: the norm of all gradients is limited, so that every step of the optimizer
-    waits for the last of them.
+    waits for the last of them. `bfloat16_moments`: that state takes half the memory
+    (`potluck.AdamW(bfloat16_moments=True)`).
     """
 
     batch: int
     micro_batch: int | None = None
     optimizer_copies: int = 2  # AdamW: two moments; SGD with momentum: one; plain SGD: none
     clipped: bool = False
+    bfloat16_moments: bool = False
 
     def __post_init__(self) -> None:
         _rows("batch", self.batch)
@@ -409,6 +411,11 @@ class Training:
                 f"{self.micro_batch}.",
                 next_step="Choose a micro-batch that divides the batch.",
             )
+
+    @property
+    def kept_copies(self) -> int:
+        """Tensors of a parameter's bytes that the optimizer keeps."""
+        return -(-self.optimizer_copies // 2) if self.bfloat16_moments else self.optimizer_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,11 @@
 torch's AdamW makes two temporary tensors of the size of a parameter. So a large one is updated in
 pieces, each a parameter to torch: the arithmetic is by elements, so that the result is the same,
 and a step takes hardly more memory than its state. (Adafactor looks at whole matrices.)
+
+Moments in bfloat16 are widened for the step of a few pieces at a time, and rounded after it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from potluck_wire import optimizers as known
 from potluck_wire.errors import WireError
 from potluck_wire.graph import SegmentError
-from potluck_wire.optimizers import AVERAGE, KINDS, SCALARS, SLOTS
+from potluck_wire.optimizers import AVERAGE, HALVED, HALVES, KINDS, SCALARS, SLOTS
 
 from .lion import LionOptimizer
 
@@ -34,6 +36,7 @@ class ParameterOptimizer:
         self._name = ""
         self._made: torch.optim.Optimizer | None = None
         self._groups: list[list[str]] = []
+        self._halves = False  # whether moments are in bfloat16
         self._slots: dict[str, tuple[str, ...]] = {}  # of each parameter
         # before it is made
         self._state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.parameters}
@@ -53,7 +56,9 @@ class ParameterOptimizer:
         if average is not None:
             self._begin_average()
         names = [[*members] for members, _ in all_groups]
-        if self._made is None or name != self._name or names != self._groups:
+        halves = any(settings.get(HALVES) for _, settings in all_groups)
+        if self._made is None or (name, names, halves) != (self._name, self._groups, self._halves):
+            self._halves = halves
             self._make(name, all_groups)
         assert self._made is not None
         for parameter, pieces in self._pieces.items():
@@ -61,10 +66,39 @@ class ParameterOptimizer:
         filled = [settings for members, settings in all_groups if members]
         for group, settings in zip(self._made.param_groups, filled, strict=True):
             group.update(_arguments(name, settings))
-        self._made.step()
+        if halves:
+            self._step_in_turns(self._made)
+        else:
+            self._made.step()
         self._made.zero_grad(set_to_none=True)
         if average is not None:
             self._average(average)
+
+    def _step_in_turns(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of some pieces at a time, whose moments are as wide as the weights meanwhile."""
+        members = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = []
+        try:
+            for group, pieces in zip(optimizer.param_groups, members, strict=True):
+                for some in _together(pieces):
+                    group["params"] = some
+                    self._retype(some, lambda piece: piece.dtype)
+                    optimizer.step()
+                    self._retype(some, lambda piece: torch.bfloat16)
+                group["params"] = []
+        finally:
+            for group, pieces in zip(optimizer.param_groups, members, strict=True):
+                group["params"] = pieces
+
+    def _retype(
+        self, pieces: Sequence[torch.Tensor], dtype: Callable[[torch.Tensor], torch.dtype]
+    ) -> None:
+        assert self._made is not None
+        for piece in pieces:
+            state = self._made.state[piece]
+            for slot in HALVED.intersection(state):
+                state[slot] = state[slot].to(dtype(piece))
 
     def leave_out(self, average: float | None = None) -> None:
         """No step: gradients are gone, and weights stay; `average` as of `step`."""
@@ -141,8 +175,9 @@ class ParameterOptimizer:
             state = self._made.state[piece]
             for missing in self._slots[parameter]:
                 if state.get(missing) is None:
-                    state[missing] = _blank(missing, piece)
-            state[slot] = part.view_as(_blank(slot, piece))
+                    state[missing] = self._blank(missing, piece)
+            blank = self._blank(slot, piece)
+            state[slot] = part.view_as(blank).to(blank.dtype)
 
     # --- a moving average of the weights ----------------------------------------------------------
 
@@ -172,13 +207,17 @@ class ParameterOptimizer:
         if slot == AVERAGE:
             return self._averages.get(parameter, self.parameters[parameter]).detach()
         if slot not in self._present(parameter):
-            return _blank(slot, self.parameters[parameter])
+            return self._blank(slot, self.parameters[parameter])
         return self._slot(parameter, slot).detach()
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Set state by name; the shape and type must be its own."""
+        """Set state by name; the shape and type must be its own. Before the first step nobody knows
+        whether moments are in bfloat16.
+        """
         slot, parameter = self._part(name)
-        blank = _blank(slot, self.parameters[parameter])
+        blank = self._blank(slot, self.parameters[parameter])
+        if self._made is None and slot in HALVED and tensor.dtype is torch.bfloat16:
+            blank = blank.to(torch.bfloat16)
         if blank.shape != tensor.shape or blank.dtype is not tensor.dtype:
             raise SegmentError(
                 "bad-input",
@@ -191,6 +230,11 @@ class ParameterOptimizer:
             self._state[parameter][slot] = blank
         else:
             self._set(parameter, slot, blank)
+
+    def _blank(self, slot: str, parameter: torch.Tensor) -> torch.Tensor:
+        """A slot before the first step."""
+        blank = _blank(slot, parameter)
+        return blank.to(torch.bfloat16) if self._halves and slot in HALVED else blank
 
     def _part(self, name: str) -> tuple[str, str]:
         slot, _, parameter = name.partition(":")
@@ -212,8 +256,21 @@ def _split(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     )
 
 
+def _together(pieces: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """In their order, as many as have no more numbers than a large piece; one at least."""
+    some, n = list[torch.Tensor](), 0
+    for piece in pieces:
+        if some and n + piece.numel() > PIECE_NUMBERS:
+            yield some
+            some, n = [], 0
+        some.append(piece)
+        n += piece.numel()
+    if some:
+        yield some
+
+
 def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:
-    """A slot before the first step."""
+    """A slot before the first step, as wide as the parameter."""
     if slot in SCALARS:
         return torch.ones(()) if slot == "mu_product" else torch.zeros(())
     shape = known.slot_shape(slot, tuple(parameter.shape))
@@ -257,6 +314,7 @@ def _arguments(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {
         key: bool(value) if isinstance(KINDS[name].settings[key], bool) else value
         for key, value in settings.items()
+        if key != HALVES
     }
     for pair, first, second in (("betas", "beta1", "beta2"), ("eps", "eps1", "eps2")):
         if first in given:

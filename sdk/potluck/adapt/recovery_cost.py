@@ -23,7 +23,7 @@ def migration_s(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]
         Of each layer, the devices that have its state; default: none has any.
     """
     workload, network = problem.workload, problem.network
-    copies = workload.optimizer_copies if isinstance(workload, Training) else 0
+    copies = workload.kept_copies if isinstance(workload, Training) else 0
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
     busy_s = dict.fromkeys(capacity, 0.0)
     sent: dict[str, int] = {}

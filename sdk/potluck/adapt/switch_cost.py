@@ -27,7 +27,7 @@ def delta(before: Plan, after: Plan, problem: Problem) -> dict[tuple[str, str], 
         With their layers.
     """
     workload = problem.workload
-    copies = workload.optimizer_copies if isinstance(workload, Training) else 0
+    copies = workload.kept_copies if isinstance(workload, Training) else 0
     holders = [stage.devices for stage in before.stages for _ in range(stage.start, stage.stop)]
     found: dict[tuple[str, str], int] = {}
     for stage in after.stages:

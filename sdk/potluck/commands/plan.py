@@ -55,7 +55,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     mode.add_argument(
         "--train",
         metavar="WHAT",
-        help="batch=32[,micro_batch=8][,optimizer_copies=2] (the default)",
+        help="batch=32[,micro_batch=8][,optimizer_copies=2][,bfloat16_moments] (the default)",
     )
     mode.add_argument("--infer", metavar="WHAT", help="batch=1[,streaming]")
     request.add_argument(
@@ -341,7 +341,7 @@ def workload(train: str | None, infer: str | None) -> "Training | Inference":
     known = (
         ("batch", "streaming")
         if infer is not None
-        else ("batch", "micro_batch", "optimizer_copies")
+        else ("batch", "micro_batch", "optimizer_copies", "bfloat16_moments")
     )
     settings: dict[str, Any] = {"batch": 1} if infer is not None else {"batch": 32}
     for part in filter(None, text.split(",")):
@@ -350,18 +350,17 @@ def workload(train: str | None, infer: str | None) -> "Training | Inference":
             raise UserError(
                 f"{option}: nobody knows {key!r}.", next_step=f"Known: {', '.join(known)}."
             )
-        if key == "streaming":
-            settings[key] = _truth(part, value)
+        if key in ("streaming", "bfloat16_moments"):
+            settings[key] = _truth(f"{option} {key}", value)
         else:
             settings[key] = _whole(value, f"{option}: {key}", f"{option} {key}=8")
     return Inference(**settings) if infer is not None else Training(**settings)
 
 
-def _truth(part: str, value: str) -> bool:
+def _truth(what: str, value: str) -> bool:
     if value not in ("", "yes", "true", "no", "false"):
-        raise UserError(
-            f"--infer: streaming is yes or no, got {value!r}.", next_step="--infer streaming"
-        )
+        option, _, key = what.partition(" ")
+        raise UserError(f"{option}: {key} is yes or no, got {value!r}.", next_step=what)
     return value not in ("no", "false")
 
 

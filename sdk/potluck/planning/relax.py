@@ -30,7 +30,7 @@ class Relaxation:
     rows.
     """
 
-    limit: str  # "latency", "energy", "device energy", "memory", "micro-batch" or "batch"
+    limit: str  # "latency", "energy", "device energy", "memory", "micro-batch", "moments", "batch"
     value: float
     plan: Plan
     device: str = ""
@@ -49,6 +49,11 @@ class Relaxation:
                 return (
                     f"micro-batches of {self.value:.0f} "
                     f"({self.plan.batch // int(self.value)} a step)"
+                )
+            case "moments":
+                return (
+                    "moments in bfloat16 (Training(..., bfloat16_moments=True), and "
+                    "AdamW(..., bfloat16_moments=True))"
                 )
             case _:
                 return f"a batch of {self.value:.0f}"
@@ -123,6 +128,7 @@ def remedies(
     free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
     if _plans(free, any_plan) is None:  # memory alone is too little already
         yield from _micro_batch(problem, any_plan)
+        yield from _moments(problem, any_plan)
         yield from _memory(problem, any_plan)
         yield from _batch(problem, any_plan)
 
@@ -147,6 +153,15 @@ def _measure(plan: Plan, limit: str, device: str) -> float:
     if limit == "device energy":
         return plan.device_energy_j.get(device, 0.0)
     return (plan.latency_s if limit == "latency" else plan.energy_j) or 0.0
+
+
+def _moments(problem: Problem, any_plan: Planning) -> Iterator[Relaxation]:
+    """Two moments in half the memory; `value` is bytes of a number."""
+    workload = problem.workload
+    if isinstance(workload, Training) and workload.optimizer_copies == 2:
+        halved = replace(problem, workload=replace(workload, bfloat16_moments=True))
+        if workload != halved.workload and (plan := _plans(halved, any_plan)) is not None:
+            yield Relaxation(limit="moments", value=2, plan=plan.best)
 
 
 def _memory(problem: Problem, planning: Planning) -> Iterator[Relaxation]:

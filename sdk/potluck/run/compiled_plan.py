@@ -34,7 +34,7 @@ from potluck.simulate import simulate
 from potluck_wire.graph import Parameter
 from potluck_wire.limits import MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
-from potluck_wire.optimizers import LOSS_SCALE, SCALARS
+from potluck_wire.optimizers import LOSS_SCALE
 
 Request = tuple[Prepare, tuple[bytes, ...]]
 Requests = Mapping[str, Request]  # by device
@@ -229,13 +229,13 @@ def kept_copies(update: Update, trained: Sequence[Parameter]) -> int:
         All parameters that are.
     """
     types = {p.name: Type(dtype=p.dtype, shape=p.shape) for p in trained}
-    kept_bytes = sum(
-        kept.nbytes({})
+    n_kept = sum(
+        kept.elements({})
         for name, kind in types.items()
         for kept in kept_types(update, name, kind).values()
     )
-    trained_bytes = sum(kind.nbytes({}) for kind in types.values())
-    return round(kept_bytes / trained_bytes) if trained_bytes else 0
+    n_trained = sum(kind.elements({}) for kind in types.values())
+    return round(n_kept / n_trained) if n_trained else 0
 
 
 def kept_types(update: Update, parameter: str, kind: Type) -> dict[str, Type]:
@@ -253,7 +253,7 @@ def kept_types(update: Update, parameter: str, kind: Type) -> dict[str, Type]:
     """
     shape = tuple(int(size) for size in kind.shape)  # type: ignore[arg-type]
     return {
-        f"{slot}:{parameter}": Type(dtype="float32" if slot in SCALARS else kind.dtype, shape=its)
+        f"{slot}:{parameter}": Type(dtype=update.dtype(parameter, slot, kind.dtype), shape=its)
         for slot, its in update.slots(parameter, shape).items()
     }
 

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from potluck.errors import UserError
-from potluck_wire.optimizers import KINDS, Setting
+from potluck_wire.optimizers import HALVES, KINDS, MAX_HALVED_BETA, Setting
 
 PAIRS = {"betas": ("beta1", "beta2"), "eps": ("eps1", "eps2")}  # as programs carry them
 
@@ -58,12 +58,34 @@ class Optimizer:
 
 
 # left out where they are as usual: agents before 1.9 do not know them
-_UNUSUAL = ("amsgrad", "maximize", "eps1")
+_UNUSUAL = ("amsgrad", "maximize", "eps1", HALVES)
+
+
+class _TwoMoments(Optimizer):
+    """Of Adam's kind. `bfloat16_moments`: both are rounded to bfloat16 after each step, and take
+    half the memory; each step is computed in the type of the weights.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        mine: Any = self
+        if mine.bfloat16_moments and max(mine.betas) > MAX_HALVED_BETA:
+            raise UserError(
+                f"a moment in bfloat16 shows changes of a 256th: with betas={mine.betas} one would "
+                "lose less in a step, and never become smaller.",
+                next_step="Take betas=(0.9, 0.95), or leave bfloat16_moments out.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
+class AdamW(_TwoMoments):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`.
+
+    `bfloat16_moments`: both moments are rounded to bfloat16 after each step, which halves their
+    memory and changes the result; the same on every plan.
+    """
 
     KIND = "adamw"
     lr: float = 1e-3
@@ -72,11 +94,14 @@ class AdamW(Optimizer):
     weight_decay: float = 0.01
     amsgrad: bool = False
     maximize: bool = False
+    bfloat16_moments: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Adam(Optimizer):
-    """As `torch.optim.Adam`; its weight decay is a part of the gradient."""
+class Adam(_TwoMoments):
+    """As `torch.optim.Adam`; its weight decay is a part of the gradient. `bfloat16_moments`: as of
+    AdamW.
+    """
 
     KIND = "adam"
     lr: float = 1e-3
@@ -85,6 +110,7 @@ class Adam(Optimizer):
     weight_decay: float = 0.0
     amsgrad: bool = False
     maximize: bool = False
+    bfloat16_moments: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +318,7 @@ def _try_step(optimizer: Optimizer, dtype: str) -> None:
         weight.detach().mul_(1 - rate * optimizer.settings["weight_decay"]).add_(1, alpha=-rate)
         return
     given = {item.name: getattr(optimizer, item.name) for item in fields(optimizer)}  # type: ignore[arg-type]
+    given.pop(HALVES, None)  # of moments, which are rounded behind the step
     getattr(torch.optim, name)([weight], **given).step()
 
 

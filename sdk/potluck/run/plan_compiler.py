@@ -29,7 +29,15 @@ from potluck.sessions.members import Members
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable
 from potluck.simulate.stage_times import stage_times
-from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, SPLIT_BACKWARD, TAKES, UPDATES, show
+from potluck_wire.version import (
+    COMMON_BEGIN,
+    HALF_MOMENTS,
+    RECOMPUTE,
+    SPLIT_BACKWARD,
+    TAKES,
+    UPDATES,
+    show,
+)
 
 PLACE_BYTES = 64  # what a value takes of a worker's memory for values is a multiple of this
 
@@ -98,6 +106,8 @@ class PlanCompiler:
         self._check_recomputing(plan)
         if optimizer is not None and optimizer.needs_new_agents:
             self._check_updates(plan)
+        if optimizer is not None and optimizer.halves:
+            self._check_halves(plan)
         compiled_plan = self.paced(
             compile_for_run(
                 self._model,
@@ -182,6 +192,7 @@ class PlanCompiler:
                 batch=plan.batch,
                 micro_batch=plan.micro_batch,
                 optimizer_copies=kept_copies(optimizer, self._model.trained),
+                bfloat16_moments=optimizer.halves,
                 clipped=scaled or optimizer.clip_norm is not None,
             )
         return replace(profile.problem(workload), model=plan.model)  # as its maker calls it
@@ -195,8 +206,8 @@ class PlanCompiler:
         """The compiled plan with turns for its transfers and the times that emulated devices shall
         take, as a profile says.
 
-        A schedule of the user's own keeps other values than the one that was planned for: its peaks
-        are predicted here.
+        A schedule of the user's own keeps other values than the one that was planned for, and
+        another optimizer keeps more: such peaks are predicted here.
 
         Raises
         ------
@@ -227,16 +238,8 @@ class PlanCompiler:
                     for name, item in steps.items()
                 }
             compiled_plan = replace(compiled_plan, compiled={**compiled_plan.compiled, **steps})
-        if problem is not None and compiled_plan.schedule is not None:
-            step = (
-                INFER
-                if compiled_plan.optimizer is None
-                else train_name(compiled_plan.plan.batch, compiled_plan.plan)
-            )
-            peaks = simulate(compiled_plan.compiled[step], problem).peak_bytes
-            compiled_plan = replace(
-                compiled_plan, plan=replace(compiled_plan.plan, peak_bytes=peaks)
-            )
+        if problem is not None:
+            compiled_plan = _with_peaks(compiled_plan, problem)
         if problem is not None:
             compiled_plan = replace(compiled_plan, peak_bytes=beyond_plan(compiled_plan, problem))
         compiled = {
@@ -278,6 +281,16 @@ class PlanCompiler:
                     next_step="Update potluck there, or plan with other devices.",
                 )
 
+    def _check_halves(self, plan: Plan) -> None:
+        for name in plan.devices:
+            if not self._members[name].speaks(HALF_MOMENTS):
+                raise UserError(
+                    "its agent does not know moments in bfloat16: that needs protocol "
+                    f"{show(HALF_MOMENTS)}.",
+                    device=name,
+                    next_step="Update potluck there, or leave bfloat16_moments out.",
+                )
+
     def _check_recomputing(self, plan: Plan) -> None:
         for name in (name for stage in plan.stages if stage.recompute for name in stage.devices):
             if not self._members[name].speaks(RECOMPUTE):
@@ -287,3 +300,18 @@ class PlanCompiler:
                     device=name,
                     next_step="Update potluck there, or plan with other devices.",
                 )
+
+
+def _with_peaks(compiled_plan: CompiledPlan, problem: Problem) -> CompiledPlan:
+    """With the peaks of its own steps: instead of those that it was planned with where the schedule
+    is the user's own, else where they are above these.
+    """
+    plan, peaks = compiled_plan.plan, dict[str, int]()
+    if compiled_plan.schedule is not None or compiled_plan.optimizer is not None:
+        step = INFER if compiled_plan.optimizer is None else train_name(plan.batch, plan)
+        peaks.update(simulate(compiled_plan.compiled[step], problem).peak_bytes)
+    if compiled_plan.schedule is None:
+        planned = plan.peak_bytes
+        peaks = {name: n for name, n in peaks.items() if n > planned.get(name, 0)}
+        peaks = {**planned, **peaks} if peaks else {}
+    return replace(compiled_plan, plan=replace(plan, peak_bytes=peaks)) if peaks else compiled_plan

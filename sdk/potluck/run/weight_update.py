@@ -14,7 +14,7 @@ from typing import Any
 from potluck.errors import UserError
 from potluck.run.optimizers import AdamW, Optimizer, read_optimizer
 from potluck.schedule.step_update import NormLimit, StepUpdate
-from potluck_wire.optimizers import AVERAGE, KINDS, OLDER, Setting, slots
+from potluck_wire.optimizers import AVERAGE, HALVES, KINDS, OLDER, Setting, slot_dtype, slots
 
 GROWTH_STEPS = 2000  # the factor of a scaled loss doubles after so many finite steps, as torch's
 ANY_NORM = 1e300
@@ -113,6 +113,25 @@ class Update:
         """
         found = slots(self.kind, self._settings(self._of(parameter)), shape)
         return found | ({AVERAGE: shape} if self.average is not None else {})
+
+    def dtype(self, parameter: str, slot: str, dtype: str) -> str:
+        """The type of what a slot keeps for a parameter of this type.
+
+        Parameters
+        ----------
+        parameter
+            Its name.
+        slot
+            Its name.
+        dtype
+            Of the parameter.
+        """
+        return slot_dtype(slot, self._settings(self._of(parameter)), dtype)
+
+    @property
+    def halves(self) -> bool:
+        """Whether moments are in bfloat16."""
+        return any(optimizer.settings.get(HALVES) for optimizer in self.optimizers)
 
     @property
     def needs_new_agents(self) -> bool:

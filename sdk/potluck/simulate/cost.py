@@ -87,10 +87,11 @@ class CostTable:
         self._handed: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._before: dict[tuple[int, ...], Before] = {}
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
-        layers, training = problem.layers, isinstance(problem.workload, Training)
+        layers, workload = problem.layers, problem.workload
+        training = isinstance(workload, Training)
         self.weight_copies = 1 if training else problem.weight_copies
         # beside each weight that is trained: its gradient and moments
-        self.trained_copies = 1 + optimizer_copies(problem) if training else 0
+        self.trained_copies = 1 + workload.kept_copies if isinstance(workload, Training) else 0
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._trained = _sums([layer.trained_bytes for layer in layers])

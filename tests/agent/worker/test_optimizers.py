@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from potluck_wire.graph import SegmentError
-from potluck_wire.optimizers import KINDS
+from potluck_wire.optimizers import HALVED, HALVES, KINDS
 
 torch = pytest.importorskip("torch")
 from potluck_agent.worker.optimizers import PIECE_NUMBERS, ParameterOptimizer  # noqa: E402
@@ -39,6 +39,7 @@ def given(own, seed):
 def theirs(name, own, settings):
     kind = KINDS[name]
     known = {**kind.settings, **settings}
+    known.pop(HALVES, None)
     for pair, one, two in (("betas", "beta1", "beta2"), ("eps", "eps1", "eps2")):
         if one in known:
             known[pair] = (known.pop(one), known.pop(two))
@@ -64,6 +65,60 @@ def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):
             given(each, seed)
         own_optimizer.step({"name": name, **settings})
         reference.step()
+        for key in own:
+            assert torch.equal(own[key], other[key]), (key, seed)
+
+
+HALF = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "bfloat16_moments": True}
+
+
+def rounded(reference):
+    """Its moments, rounded to bfloat16."""
+    for state in reference.state.values():
+        for slot in HALVED.intersection(state):
+            state[slot].copy_(state[slot].bfloat16())
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_moments_in_bfloat16_are_rounded_after_each_step_and_go_on_elsewhere(name, large, amsgrad):
+    own, other = parameters(large), parameters(large)
+    settings = {**HALF, "amsgrad": amsgrad}
+    reference, own_optimizer = theirs(name, other, settings), ParameterOptimizer(own)
+    for seed in range(4):
+        if seed == 2:
+            state = {key: own_optimizer.read(key).clone() for key in own_optimizer.names()}
+            halves = {key for key, tensor in state.items() if tensor.dtype is torch.bfloat16}
+            assert halves == {key for key in state if key.partition(":")[0] in HALVED}
+            own = {key: torch.nn.Parameter(p.detach().clone()) for key, p in own.items()}
+            own_optimizer = ParameterOptimizer(own)
+            for key, tensor in state.items():
+                own_optimizer.write(key, tensor)
+        for each in (own, other):
+            given(each, seed)
+        own_optimizer.step({"name": name, **settings})
+        reference.step()
+        rounded(reference)
+        for key in own:
+            assert torch.equal(own[key], other[key]), (key, seed)
+            assert own[key].grad is None
+
+
+def test_moments_become_narrow_and_wide_again_in_the_middle_of_a_training():
+    own, other = parameters(), parameters()
+    reference, own_optimizer = theirs("adamw", other, HALF), ParameterOptimizer(own)
+    for seed, halves in enumerate([False, False, True, True, False, False]):
+        for each in (own, other):
+            given(each, seed)
+        if halves:
+            rounded(reference)
+        own_optimizer.step({"name": "adamw", **HALF, "bfloat16_moments": halves})
+        reference.step()
+        if halves:
+            rounded(reference)
+        dtype = torch.bfloat16 if halves else torch.float32
+        assert own_optimizer.read("exp_avg:matrix").dtype is dtype
         for key in own:
             assert torch.equal(own[key], other[key]), (key, seed)
 
@@ -108,6 +163,8 @@ def test_groups_have_their_own_settings_and_may_change():
     ("options", "groups", "says"),
     [
         ({"name": "adam"}, [[["matrix"], {}]], "'bias' is not in one group"),
+        ({"name": "adamw", "bfloat16_moments": True}, [], "beta2 is at most 0.9961, got 0.999"),
+        ({"name": "sgd", "bfloat16_moments": True}, [], "no setting 'bfloat16_moments'"),
         ({"name": "adam"}, [[["matrix", "bias"], {}], [["bias"], {}]], "in one only"),
         ({"name": "adam"}, [[["matrix", "bias", "x"], {}]], "'x' is not in one group"),
         ({"name": "adam", "beta1": 1.0}, (), "beta1 must be below 1"),

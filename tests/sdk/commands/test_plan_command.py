@@ -218,6 +218,9 @@ def test_what_is_asked_reads_as_typed():
     assert workload("batch=8,micro_batch=4,optimizer_copies=0", None) == Training(
         batch=8, micro_batch=4, optimizer_copies=0
     )
+    halved = Training(batch=8, bfloat16_moments=True)
+    assert workload("batch=8,bfloat16_moments", None) == halved
+    assert workload("batch=8,bfloat16_moments=yes", None) == halved
     assert workload(None, "batch=2,streaming") == Inference(batch=2, streaming=True)
     assert workload(None, "streaming=no") == Inference(batch=1)
     limits = ["latency=500ms", "energy=20J", "energy.phone=5", "memory.phone=2GB", "lambda=10"]

@@ -50,6 +50,30 @@ def check(run, unseen_bytes=0):
         assert expected - FLOOR_BYTES - unseen_bytes <= (1 + SLACK_FRAC) * used + SLACK_BYTES
 
 
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
+def test_a_plan_for_an_optimizer_that_keeps_less_gives_this_one_what_it_takes(process_home, stages):
+    x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
+    loss = torch.nn.functional.cross_entropy
+    net = torch.nn.Sequential(torch.nn.Linear(64, 2048), wide_behind(2048))
+    model = potluck.Model.from_torch(net, x[:8], loss=loss, example_targets=y[:8])
+    profile = process_home.profile(model, rows=(1, 8), repeats=1).wait()
+    frugal = potluck.Training(batch=32, micro_batch=8, optimizer_copies=0)
+    plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4)
+    plan = potluck.judge(replace(plan, model=profile.model), profile, frugal)
+    run = process_home.deploy(plan, model, optimizer=potluck.AdamW()).wait()
+    run.fit([(x, y)] * 3, adapt=False).wait()
+    told = run.plan.peak_bytes
+    for name, (expected, used) in run.compare().peak_bytes.items():
+        assert used <= expected
+        assert used <= told[name]
+        assert told[name] > plan.peak_bytes[name]
+    run.close()
+
+
+def wide_behind(n):
+    return torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(n, 2048), torch.nn.Linear(2048, 10))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_peaks_of_training_and_inference_are_those_predicted(process_home, stages):

@@ -87,7 +87,7 @@ def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) ->
     n = len(problem.layers)
     compute_ms = [table.compute_s(device, i, i + 1, rows) / MS for i in range(n)]
     parameters = [layer.parameter_bytes for layer in problem.layers]
-    copies = 1 + cost.optimizer_copies(problem)
+    copies = table.trained_copies
     memory_mb = [
         (layer.parameter_bytes + copies * layer.trained_bytes + rows * layer.activation_bytes) / MIB
         for layer in problem.layers
