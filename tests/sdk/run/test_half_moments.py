@@ -15,7 +15,7 @@ from potluck_wire.version import HALF_MOMENTS
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-A, B, C = "local-1", "local-2", "local-3"
+A, B = "local-1", "local-2"
 ROWS, MICRO = 16, 8
 HALF = potluck.AdamW(1e-2, betas=(0.9, 0.95), bfloat16_moments=True)
 PLANS = {
