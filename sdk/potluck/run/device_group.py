@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
 from potluck.graph.traced import Type
 from potluck.run.compiled_plan import Requests, kept_types
+from potluck.run.snapshots import OLD_STANDS
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.run.weight_update import Update
 from potluck.schedule import Compiled, InputBinding, ReceivedValue
@@ -72,14 +73,31 @@ class DeviceGroup:
                     available_bytes=available,
                 )
 
-    def prepare(self, epoch: int, requests: Requests) -> tuple[str, ...]:
+    def prepare(self, epoch: int, requests: Requests, *, beside: bool = False) -> tuple[str, ...]:
         """Load an epoch on all these devices; everything or nothing. Returns their names.
+
+        Parameters
+        ----------
+        epoch
+            Its number.
+        requests
+            By device.
+        beside
+            Another epoch is in force and stays so, where there is no room for this one: then nobody
+            is lost by that.
 
         Raises
         ------
         OutOfMemory, Refused, DeviceGone
             Named for the device; the epoch is dropped everywhere.
         """
+        try:
+            return self._prepared(epoch, requests)
+        except OutOfMemory as error:
+            error.facts[OLD_STANDS] = beside
+            raise
+
+    def _prepared(self, epoch: int, requests: Requests) -> tuple[str, ...]:
         self._members.need(requests)
         self.check_memory(requests)
         self.devices = tuple(dict.fromkeys((*self.devices, *requests)))

@@ -482,7 +482,7 @@ class RunEngine:
         holders = holding(old.plan, old.segments, old.states(optimizer=True, slots=kept), old.epoch)
         states = new.states(optimizer=True, slots=kept)
         move = compile_move(MOVE, holders, targets(plan, new.segments, states))
-        devices = self.group.prepare(new.epoch, new.requests(move, old.plan.devices))
+        devices = self.group.prepare(new.epoch, new.requests(move, old.plan.devices), beside=True)
         try:
             self.group.execute(new.epoch, move, 0).result()
             self.commit(new)

@@ -42,6 +42,9 @@ MOST_BATCH_BYTES = 512 << 20  # of batches that are kept; then a snapshot comes 
 OF_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # the same on every device
 # as it declines what it is asked, where its worker has ended meanwhile, or it wants to leave
 WORKER_GONE = (RefusalCode.STATE, RefusalCode.UNKNOWN_RUN, RefusalCode.LEAVING)
+OLD_STANDS = (
+    "old_stands"  # of a lack of memory for what was asked for, by which nothing has changed
+)
 Batch = Mapping[str, "torch.Tensor"]  # what is fed, by name; each [rows, ...]
 
 
@@ -90,7 +93,7 @@ def is_loss(error: PotluckError) -> bool:
     gone, hangs, is full, breaks the protocol or will not take a step. What an operator says of its
     values is the same on every device.
     """
-    if isinstance(error, RequestFailed) or not error.device:
+    if isinstance(error, RequestFailed) or not error.device or error.facts.get(OLD_STANDS):
         return False
     if isinstance(error, WorkerFailed):
         return error.facts.get("cause") not in OF_VALUES

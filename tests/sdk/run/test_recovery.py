@@ -22,9 +22,10 @@ from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.adapt.lightweight_replay import POLICIES
-from potluck.errors import DeviceGone, PotluckError, UserError
+from potluck.errors import DeviceGone, OutOfMemory, PotluckError, UserError
 from potluck.run.history import History
 from potluck.run.snapshots import LOST_S, MOST_FRAC, interval_s
+from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Received
 from potluck.testing.faults import at, memory_of
 from potluck.testing.internals import engine_of, link_of
@@ -420,3 +421,30 @@ def test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned(
             switching.stop(run, at_work)
         assert memory_of(lab).is_there(name) or name not in run.plan.devices
         switching.check_equal(run)
+
+
+ASKED = {"average": {"ema": 0.9}, "optimizer": {"optimizer": potluck.AdamW(lr=1e-2)}}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("protect", [None, 1, 100, False])
+@pytest.mark.parametrize("devices", [(A,), (A, B)])
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_a_device_has_no_room_for_is_refused_and_costs_nothing(asked, devices, protect):
+    """It is no loss: nobody is left out, and nothing is computed again."""
+    _, model = make_model("mlp")
+    stages = [((device,), (4,)) for device in devices]
+    plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=2)
+    data = make_data("mlp", ROWS)
+    with memory_home(2) as home:
+        made = home.deploy(plan, model, optimizer=OPTIMIZERS["sgd"][0], protect=False).wait()
+        needed = {name: engine_of(made).compiled_plan.memory_bytes(name) for name in devices}
+    specs = [Spec(name=name, memory=f"{1.02 * needed[name]:.0f} B") for name in devices]
+    with memory_home(specs) as home:
+        run = home.deploy(plan, model, optimizer=OPTIMIZERS["sgd"][0], protect=protect).wait()
+        first = run.fit(data).wait()
+        with pytest.raises(OutOfMemory, match="bytes are available"):
+            run.fit(data, **ASKED[asked]).wait()
+        second = run.fit(data, epochs=EPOCHS - 1).wait()
+        assert (run.plan, second.recoveries) == (plan, ())
+        check_learned(run, joined(first, second), optimizer="sgd")
