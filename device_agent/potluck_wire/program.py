@@ -57,7 +57,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # `rated` in this step. `clip_value` bounds each number of the gradients, and `average` is the
     # decay of a moving average of the weights. With `growth_steps` it is left out where `scale` is
     # not finite; the state `loss_scale` of its segment is halved then, and doubled after so many
-    # steps in a row that were not left out.
+    # steps in a row that were not left out. Since 1.15 `gradients` that are `taken` are zeros
+    # afterwards. A `step` that is `late` takes such a vector, leaving buffers alone, while forwards
+    # and backwards of the next step are under way: their gradients stay, and a backward ends with
+    # the weights of its forward, which are at most one such step older.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
     # norms (since 1.9): the norm of each parameter's gradient, of this `order` (or "inf"); a vector
@@ -80,7 +83,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
 OPTIONAL: dict[str, frozenset[str]] = {
     "send": frozenset({"to"}),
     "run": frozenset({"takes", "recompute", "split"}),
-    "step": frozenset({"given", "groups", "rated", "clip_value", "average", "growth_steps"}),
+    "gradients": frozenset({"taken"}),
+    "step": frozenset(
+        {"given", "groups", "rated", "clip_value", "average", "growth_steps", "late"}
+    ),
     "limit": frozenset({"scaled"}),
 }
 MAX_GROWTH_STEPS = 10**9
@@ -357,6 +363,8 @@ def _check_step(inputs: list[str], attrs: dict[str, Any]) -> None:
         raise _Wrong("a step that may be left out is given the scale by which that is known")
     if "rated" in attrs and not attrs.get("groups"):
         raise _Wrong("rates are those of groups, and there are none")
+    if attrs.get("late") and "gradients" not in given:
+        raise _Wrong("a step that is late is given its gradients")
 
 
 def _connect(
@@ -497,6 +505,8 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "recompute": (lambda value: type(value) is bool, "true or false"),
     "split": (lambda value: type(value) is bool, "true or false"),
     "scaled": (lambda value: type(value) is bool, "true or false"),
+    "taken": (lambda value: type(value) is bool, "true or false"),
+    "late": (lambda value: type(value) is bool, "true or false"),
     "rows": (_is_rows, "[start, stop, total]"),
     "takes": (_is_takes, "a list of [start, stop] or null"),
     "micro_batch": (_is_count, "a count"),

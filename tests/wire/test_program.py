@@ -88,6 +88,15 @@ def test_a_run_may_say_that_its_backward_comes_in_two_parts():
     assert run.attrs["split"] is True
 
 
+def test_gradients_may_be_taken_and_a_step_that_has_them_may_be_late():
+    (*_, taken) = from_json(document(row("gradients", taken=True))).instructions
+    assert taken.attrs["taken"] is True
+    for more in ({}, {"given": ["gradients"]}):
+        late = row("step", late=True, **more)
+        late[1] = ["a"]
+        assert from_json(document(late)).instructions[2].attrs["late"] is True
+
+
 GROUPS = [[["w"], {"lr": 0.1}], [[], {}]]
 
 
@@ -126,6 +135,13 @@ WRONG = {
     "inputs of a step in another order": changed(
         "step", inputs=["a", "b"], attrs={**GOOD["step"][2], "given": ["scale", "gradients"]}
     ),
+    "a late step without gradients": changed(
+        "step", inputs=[], attrs={**GOOD["step"][2], "late": True}
+    ),
+    "a late step with a scale alone": changed(
+        "step", inputs=["a"], attrs={**GOOD["step"][2], "late": True, "given": ["scale"]}
+    ),
+    "a step that is late by a number": row("step", late=1),
     "rates of nobody": row("step", rated=["lr"], groups=GROUPS),
     "rates without groups": row("step", given=["rates"], rated=["lr"]),
     "no group": row("step", groups=[]),

@@ -31,7 +31,7 @@ class ForwardOnly:
         """Raises SegmentError: there is no backward."""
         raise self.refusal()
 
-    def gradients(self, share_frac: float = 1.0) -> Any:
+    def gradients(self, share_frac: float = 1.0, *, taken: bool = False) -> Any:
         """Raises SegmentError: there are none."""
         raise self.refusal()
 

@@ -100,6 +100,27 @@ class ParameterOptimizer:
             for slot in HALVED.intersection(state):
                 state[slot] = state[slot].to(dtype(piece))
 
+    def go_over(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """From now on the parameters are these tensors, with the values of those before.
+
+        State and averages stay.
+        """
+        if self._made is not None:
+            before = [piece for pieces in self._pieces.values() for piece in pieces]
+            self._pieces = {
+                name: (parameters[name],) if len(pieces) == 1 else _pieces(parameters[name])
+                for name, pieces in self._pieces.items()
+            }
+            after = [piece for pieces in self._pieces.values() for piece in pieces]
+            pairs = [*zip(before, after, strict=True)]
+            place = {id(old): new for old, new in pairs}
+            for group in self._made.param_groups:
+                group["params"] = [place[id(old)] for old in group["params"]]
+            for old, new in pairs:
+                if old in self._made.state:
+                    self._made.state[new] = self._made.state.pop(old)
+        self.parameters = dict(parameters)
+
     def leave_out(self, average: float | None = None) -> None:
         """No step: gradients are gone, and weights stay; `average` as of `step`."""
         for parameter in self.parameters.values():

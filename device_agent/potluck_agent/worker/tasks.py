@@ -26,7 +26,8 @@ class StepOptions:
     `groups` = [parameters, settings] have settings of their own; `scale` multiplies all gradients,
     `clip_value` bounds each number of them; `average` is the decay of a moving average of the
     weights. `growth_steps`: the step is left out where `scale` is not finite, and the factor of the
-    loss grows after so many that were not.
+    loss grows after so many that were not. `late`: forwards and backwards of later steps are under
+    way.
     """
 
     groups: Sequence[Any] = ()
@@ -34,6 +35,7 @@ class StepOptions:
     clip_value: float | None = None
     average: float | None = None
     growth_steps: int | None = None
+    late: bool = False
 
 
 NO_OPTIONS = StepOptions()
@@ -69,8 +71,10 @@ class LoadedSegment(Protocol):
     def backward_weight(self, key: str) -> None:
         """Adds the gradients of weights that wait to the parameters' own."""
 
-    def gradients(self, share_frac: float) -> Any:
-        """Gradients, then float buffers times `share_frac`, as one flat vector."""
+    def gradients(self, share_frac: float, *, taken: bool = False) -> Any:
+        """Gradients, then float buffers times `share_frac`, as one flat vector; with `taken` the
+        next ones begin anew.
+        """
 
     def norms(self, vector: Any, order: float) -> Any:
         """The norm of each parameter's gradient; `vector` stands for the gradients."""
@@ -193,7 +197,8 @@ def _backward_weight(task: WorkerTask) -> Tensors:
 
 
 def _gradients(task: WorkerTask) -> Tensors:
-    return (task.on().gradients(float(task.attrs.get("share_frac", 1.0))),)
+    share_frac, taken = float(task.attrs.get("share_frac", 1.0)), bool(task.attrs.get("taken"))
+    return (task.on().gradients(share_frac, taken=taken),)
 
 
 def _step(task: WorkerTask) -> Tensors:
@@ -211,6 +216,7 @@ def _step(task: WorkerTask) -> Tensors:
         clip_value=task.attrs.get("clip_value"),
         average=task.attrs.get("average"),
         growth_steps=task.attrs.get("growth_steps"),
+        late=bool(task.attrs.get("late", False)),
     )
     task.on().step(vector, optimizer, options)
     return ()

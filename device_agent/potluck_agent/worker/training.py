@@ -8,7 +8,7 @@ segment can be timed without any weight.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,12 +35,26 @@ from .optimizers import ParameterOptimizer
 from .recomputation import Recomputed, unsaved
 from .split_backward import PieceRecorder, Waiting, read_once, weight_part
 from .tasks import NO_OPTIONS, StepOptions
+from .weight_versions import Weights, WeightVersions
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"
 # of one forward: the inputs that have a gradient, the outputs that have one, and where its backward
 # comes in parts, what waits for the second
 _Autograd = tuple[list[torch.Tensor], list[torch.Tensor], Waiting | None]
+
+
+class _Kept(NamedTuple):
+    """What is kept of a forward for its backward, and the version of the weights that it took."""
+
+    forward: _Autograd | Recomputed
+    weights: Weights
+
+    @property
+    def is_split(self) -> bool:
+        """Whether its backward comes in two parts."""
+        kept = self.forward
+        return kept.split if isinstance(kept, Recomputed) else kept[2] is not None
 
 
 class TrainingSegment:
@@ -66,7 +80,7 @@ class TrainingSegment:
         self._parameters = _parameters(graph, made_up, device)
         self._buffers = _made_up_buffers(graph, device)
         self._state = [*self._parameters.values(), *self._buffers.values()]
-        self._trainable = {
+        self._trainable: Weights = {
             p.name: self._parameters[p.name] for p in graph.parameters if p.trainable
         }
         self._averaged = [
@@ -77,11 +91,12 @@ class TrainingSegment:
             torch.float64 if any(t.dtype is torch.float64 for t in learned) else torch.float32
         )
         self._optimizer = ParameterOptimizer(self._trainable)
+        self._versions = WeightVersions(self._trainable)
         self._updated = {b.name: self._buffers[b.name] for b in graph.buffers if b.updated}
         own = dict(enumerate(self._parameters.values(), start=len(graph.inputs)))
         self._apart = [own[value] for value in sorted(apart.parameters)]
         self._apart_once = [own[value] for value in apart.parameters & read_once(graph)]
-        self._kept: dict[str, _Autograd | Recomputed] = {}
+        self._kept: dict[str, _Kept] = {}
         self._waiting: dict[str, Waiting] = {}  # for the second part of a backward
 
     # --- computing ---
@@ -107,12 +122,13 @@ class TrainingSegment:
         if not train:
             return self._interpreter.run(inputs, self._state, train=False, observe=observe)
         if not recompute:
-            self._kept[key], outputs = self._with_graph(inputs, self._state, observe, split=split)
+            kept, outputs = self._with_graph(inputs, self._state, observe, split=split)
+            self._kept[key] = _Kept(kept, self._trainable)
             return tuple(y.detach() for y in outputs)
         again = Recomputed(inputs, self._updated, rows, step, micro_batch, split)
         with unsaved():  # the same kernels as in backward, and nothing of them is kept
             _, outputs = self._with_graph(inputs, self._state, observe)
-        self._kept[key] = again
+        self._kept[key] = _Kept(again, self._trainable)
         return tuple(y.detach() for y in outputs)
 
     def _draw_for(self, rows: Rows | None, step: int, micro_batch: int) -> None:
@@ -150,12 +166,13 @@ class TrainingSegment:
         ends = [x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient]
         return (ends, roots, waiting), outputs
 
-    def _again(self, kept: Recomputed) -> _Autograd:
-        """The forward once more, from the buffers and with the masks of then; buffers and the
-        generator of random numbers stay as they are now.
+    def _again(self, kept: Recomputed, weights: Weights) -> _Autograd:
+        """The forward once more, from the weights and buffers and with the masks of then; buffers
+        and the generator of random numbers stay as they are now.
         """
         self._draw_for(kept.rows, kept.step, kept.micro_batch)
-        state = [*self._parameters.values(), *kept.state_of(self._buffers)]
+        parameters = {**self._parameters, **weights}
+        state = [*parameters.values(), *kept.state_of(self._buffers)]
         with kept.random_numbers():
             return self._with_graph(kept.inputs, state, split=kept.split)[0]
 
@@ -179,8 +196,10 @@ class TrainingSegment:
         """
         if key not in self._kept:
             raise SegmentError(_INPUT, f"no forward is kept under {key!r}")
-        kept = self._kept.pop(key)
-        leaves, roots, waiting = self._again(kept) if isinstance(kept, Recomputed) else kept
+        kept, weights = self._kept.pop(key)
+        if isinstance(kept, Recomputed):
+            kept = self._again(kept, weights)
+        leaves, roots, waiting = kept
         if not gradients:
             if not roots or roots[0].numel() != 1:
                 raise SegmentError(
@@ -198,8 +217,21 @@ class TrainingSegment:
         with _named_backward():
             if pairs:
                 torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        self._bring_over(weights)
         self._waiting[key] = waiting or []
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+
+    def _bring_over(self, weights: Weights) -> None:
+        """What a backward has added to an older version of the weights is added to the current."""
+        if weights is self._trainable:
+            return
+        for name, old in weights.items():
+            gradient, old.grad = old.grad, None
+            current = self._trainable[name]
+            if current.grad is None:
+                current.grad = gradient
+            elif gradient is not None:
+                current.grad.add_(gradient)
 
     def backward_weight(self, key: str) -> None:
         """Add the gradients of weights that wait since `backward_input` to the parameters' own.
@@ -218,16 +250,20 @@ class TrainingSegment:
 
     # --- learning ---
 
-    def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
+    def gradients(self, share_frac: float = 1.0, *, taken: bool = False) -> torch.Tensor:
         """All gradients, then all running statistics times `share_frac`, as one flat vector.
 
-        Of float64 where one of them is, so that none of it is lost; otherwise of float32.
+        Of float64 where one of them is, so that none of it is lost; otherwise of float32. `taken`:
+        those of the next step begin anew.
         """
         parts = [
             self._flat(torch.zeros_like(p) if p.grad is None else p.grad)
             for p in self._trainable.values()
         ]
         parts += [self._flat(buffer) * share_frac for buffer in self._averaged]
+        if taken:
+            for parameter in self._trainable.values():
+                parameter.grad = None
         return torch.cat(parts) if parts else torch.zeros(0, device=self._device)
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -277,10 +313,34 @@ class TrainingSegment:
         options: StepOptions = NO_OPTIONS,
     ) -> None:
         """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and
-        statistics first.
+        statistics first. One that is `late` leaves statistics, and the gradients and forwards of
+        the steps that are under way, as they are.
         """
+        under_way = self._beside_others() if options.late else {}
+        self._update(vector, optimizer, options)
+        for name, gradient in under_way.items():
+            self._trainable[name].grad = gradient
+
+    def _beside_others(self) -> dict[str, torch.Tensor | None]:
+        """Go over to weights that no outstanding backward needs; the gradients so far."""
+        if self._waiting or any(kept.is_split for kept in self._kept.values()):
+            raise SegmentError(_INPUT, "a late step among backwards in two parts")
+        under_way = {name: p.grad for name, p in self._trainable.items()}
+        for parameter in self._trainable.values():
+            parameter.grad = None
+        version = self._versions.to_write([kept.weights for kept in self._kept.values()])
+        if version is not self._trainable:
+            self._trainable = version
+            self._parameters = {**self._parameters, **version}
+            self._state = [*self._parameters.values(), *self._buffers.values()]
+            self._optimizer.go_over(version)
+        return under_way
+
+    def _update(
+        self, vector: torch.Tensor | None, optimizer: Mapping[str, Any], options: StepOptions
+    ) -> None:
         if vector is not None:
-            self._spread(vector)
+            self._spread(vector, statistics=not options.late)
         if options.growth_steps is not None and self._is_left_out(
             options.scale, options.growth_steps
         ):
@@ -329,10 +389,12 @@ class TrainingSegment:
             )
         return torch.split(vector, sizes)
 
-    def _spread(self, vector: torch.Tensor) -> None:
+    def _spread(self, vector: torch.Tensor, *, statistics: bool) -> None:
         parts = self._parts(vector)
         for name, gradient in self._gradients_of(vector).items():
             self._trainable[name].grad = gradient
+        if not statistics:
+            return
         for buffer, part in zip(self._averaged, parts[len(self._trainable) :], strict=True):
             buffer.copy_(part.view_as(buffer))
 

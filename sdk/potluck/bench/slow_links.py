@@ -10,15 +10,17 @@ show that runs on devices give the same. `seeds` draw weights and the order of t
 `sync_s_RATE`, `local_H_s_RATE`: median seconds to a mean loss of `target` over 360 training digits;
 `speedup_H_RATE` the one by the other. `both_s_RATE`: of the best synchronous plan that trains in
 both regions, as one has to where a model does not fit into one; `rounded_s_RATE`: the same with
-layers that hand on bfloat16 (`Model.rounded`); `rounded_speedup_MODEL_RATE`: of a step of models of
-the library, by plans over both regions. `steps_...`: of a region, until then; `accuracy_...`: of
+layers that hand on bfloat16 (`Model.rounded`); `late_s_RATE`: with updates that come one step late
+(`fit(one_step_late=8)`). `rounded_speedup_MODEL_RATE`, `late_speedup_MODEL_RATE`: of one step of
+models of the library by plans over both regions, `late_speedup_RATE` of the small one; that late
+steps are more of them is not in it. `steps_...`: of a region, until the loss; `accuracy_...`: of
 the test digits after `most_steps`; `apart_H`: how far a region strayed from the mean, at the most.
 """
 
 import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -27,12 +29,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench.harness import Result
-from potluck.planning import make_plans
+from potluck.errors import PlanError
+from potluck.planning import make_plans, predict
 from potluck.planning.registry import ask
 from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.profile import estimate
-from potluck.records import HOME, Problem, Training
+from potluck.records import HOME, Plan, Problem, Training
 from potluck.run.local_steps import OuterOptimizer, OuterStep, RegionRun
 
 if TYPE_CHECKING:
@@ -47,15 +50,17 @@ SETTINGS: Mapping[str, float] = {
     "most_steps": 256,
     "seeds": 3,
     "rates": 4,
+    "lr": 3e-3,  # of the inner AdamW, and of the synchronous one
 }
 GOALS: Mapping[str, tuple[str, float]] = {}
 MBIT_PER_S = (10, 50, 100, 500)
 LOCAL = (4, 16, 64)
+LATE = 8  # steps in a row whose updates come one step late
+SOONEST = 3  # plans of a planner that are looked at for it
 CODE = "bfloat16"
 MODELS = ("bert-small", "resnet101-cifar")
 ROWS = 32  # of a step of these
 MOST_LAYERS = 16
-RATE = 3e-3  # of the inner AdamW, and of the synchronous one
 LOOKED_AT = 360  # training digits whose mean loss is looked at
 LOOKS = 4  # steps of a synchronous training between two looks
 BYTES_PER_S = 1e6 / 8  # of a Mbit/s
@@ -93,9 +98,10 @@ def run(settings: Mapping[str, float]) -> Result:
     seeds = range(int(settings["seeds"]))
     curves = {h: [learned(digits, seed, h, settings) for seed in seeds] for h in (0, *LOCAL)}
     rounded = [learned(digits, seed, 0, settings, rounded=True) for seed in seeds]
+    late = [learned(digits, seed, 0, settings, late=True) for seed in seeds]
     figures: dict[str, float] = {}
     named = {f"local_{n_steps}" if n_steps else "sync": each for n_steps, each in curves.items()}
-    for name, each in {**named, "rounded": rounded}.items():
+    for name, each in {**named, "rounded": rounded, "late": late}.items():
         reached = [curve.steps for curve in each if isfinite(curve.steps)]
         figures[f"reached_frac_{name}"] = len(reached) / len(each)
         figures[f"accuracy_{name}"] = median(curve.accuracy for curve in each)
@@ -109,6 +115,11 @@ def run(settings: Mapping[str, float]) -> Result:
         rounded_s = median(curve.steps for curve in rounded) * timed.rounded_s
         if isfinite(rounded_s):
             figures[f"rounded_s_{rate}"] = rounded_s
+        late_s = median(curve.steps for curve in late) * timed.late_s
+        if isfinite(late_s):
+            figures[f"late_s_{rate}"] = late_s
+        figures[f"late_speedup_{rate}"] = timed.both_s / timed.late_s
+        figures |= {f"late_speedup_{name}_{rate}": _late_speedup(rate, name) for name in MODELS}
         figures |= {f"rounded_speedup_{name}_{rate}": _speedup(rate, name) for name in MODELS}
     return Result(
         name="slow_links", figures=figures, settings=dict(settings), goals=GOALS, notes=NOTES
@@ -116,8 +127,8 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 NOTES = (
-    f"seeds 0, 1, ...; AdamW at {RATE:g}, outer rate 0.7 and momentum 0.9; times are simulated, "
-    "losses are not. Local steps do not give the weights of one machine.",
+    "seeds 0, 1, ...; AdamW, outer rate 0.7 and momentum 0.9; times are simulated, losses are not. "
+    "Neither local nor late steps give the weights of one machine.",
 )
 
 
@@ -159,6 +170,7 @@ class Timed:
         best = make_plans(both, schedules=names_of(ANY)).best
         self.sync_s, self.n_sync = best.latency_s or inf, len(best.devices)
         self.both_s = min(_of_both(both), default=inf)
+        self.late_s = min(_late_of_both(both), default=inf)
         rounded = _problem(rate_mbit_per_s, 2 * batch, channels, CODE)
         self.rounded_s = min(_of_both(rounded), default=inf)
         own = _problem(rate_mbit_per_s, batch, channels)
@@ -175,11 +187,36 @@ class Timed:
 
 
 def _of_both(problem: Problem) -> Iterator[float]:
-    """Seconds of plans that train in both regions, by who has such."""
+    """Seconds of a step of plans that train in both regions."""
+    for plans in _plans_of_both(problem):
+        for plan in plans:
+            yield plan.latency_s or inf
+
+
+def _late_of_both(problem: Problem) -> Iterator[float]:
+    """The same of steps in a row whose updates come late, of the soonest plans of each planner."""
+    for plans in _plans_of_both(problem):
+        for plan in sorted(plans, key=lambda plan: plan.latency_s or inf)[:SOONEST]:
+            with suppress(PlanError):
+                yield predict(problem, plan, one_step_late=LATE).step_s[0] / LATE
+
+
+def _plans_of_both(problem: Problem) -> Iterator[list[Plan]]:
+    """By who has such."""
     for name in ("data parallel", "deepcee", "asteroid", "gpipe"):
-        for plan in ask(problem, name):
-            if len({device.partition("-")[0] for device in plan.devices}) > 1:
-                yield plan.latency_s or inf
+        yield [
+            plan
+            for plan in ask(problem, name)
+            if len({device.partition("-")[0] for device in plan.devices}) > 1
+        ]
+
+
+def _late_speedup(rate_mbit_per_s: int, model: str) -> float:
+    """How many times as fast a step is over both regions, where updates come one step late."""
+    with _home(rate_mbit_per_s) as home:
+        profile = estimate.estimate(home, model, max_layers=MOST_LAYERS)
+    problem = profile.problem(Training(batch=ROWS))
+    return min(_of_both(problem)) / min(_late_of_both(problem), default=inf)
 
 
 def _speedup(rate_mbit_per_s: int, model: str) -> float:
@@ -280,6 +317,7 @@ def learned(
     settings: Mapping[str, float],
     *,
     rounded: bool = False,
+    late: bool = False,
 ) -> Curve:
     """Of two regions with local steps, or of one machine on both regions' rows.
 
@@ -295,16 +333,19 @@ def learned(
         Of the bench.
     rounded
         Layers hand on bfloat16.
+    late
+        Of one machine whose updates come one step late.
     """
     batch, max_steps = int(settings["batch"]), int(settings["most_steps"])
+    lr = settings["lr"]
     net = network(int(settings["channels"]), seed)
     net = handing_on(net) if rounded else net
     turns = _batches(digits, seed, batch, 2 * max_steps)
     if not n_steps:
-        regions, n_steps = [_Stand(net)], 1
+        regions, n_steps = [_HeldBack(net, lr) if late else _Stand(net, lr)], 1
         rounds = [[_both(*pair)] for pair in zip(turns[::2], turns[1::2], strict=True)]
     else:
-        regions = [_Stand(copy.deepcopy(net)) for _ in SITES]
+        regions = [_Stand(copy.deepcopy(net), lr) for _ in SITES]
         rounds = [turns[i : i + 2 * n_steps] for i in range(0, len(turns), 2 * n_steps)]
     together = OuterOptimizer(regions, OuterStep()) if len(regions) > 1 else None
     if together is not None:
@@ -316,7 +357,7 @@ def learned(
         else:
             done, _ = together.round(part)
             apart = max(apart, done.apart_frac if done else 0.0)
-        looks = together is not None or number % LOOKS == 0
+        looks = together is not None or number % (LATE if late else LOOKS) == 0
         if looks and steps == inf and regions[0].loss(digits) <= settings["target"]:
             steps = float(number * n_steps)
     return Curve(steps, digits.accuracy(regions[0].net), apart)
@@ -342,11 +383,11 @@ def _both(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
 class _Stand(RegionRun):
     """A region that is a network in this process."""
 
-    def __init__(self, net: "torch.nn.Module") -> None:
+    def __init__(self, net: "torch.nn.Module", lr: float) -> None:
         import torch
 
         self.net, self.n_steps = net, 0
-        self.optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
         self.loss_of = torch.nn.CrossEntropyLoss()
 
     def rows(self, batch: Any) -> int:
@@ -361,11 +402,14 @@ class _Stand(RegionRun):
             self.optimizer.zero_grad()
             loss = self.loss_of(self.net(images), labels)
             loss.backward()
-            self.optimizer.step()
+            self.n_steps += 1
+            self._learn()
             losses.append(loss.item())
-        self.n_steps += len(losses)
         done = SimpleNamespace(losses=losses)
         return SimpleNamespace(wait=lambda: done)
+
+    def _learn(self) -> None:
+        self.optimizer.step()
 
     def loss(self, digits: "Digits") -> float:
         """The mean over all training digits."""
@@ -395,3 +439,21 @@ class _Stand(RegionRun):
     def put(self, weights: "Mapping[str, torch.Tensor]") -> None:
         """Into the network."""
         self.net.load_state_dict(weights)
+
+
+class _HeldBack(_Stand):
+    """Whose gradients change the weights one step late, and all of them at the end of a row."""
+
+    def __init__(self, net: "torch.nn.Module", lr: float) -> None:
+        super().__init__(net, lr)
+        self._pending: list[list[torch.Tensor]] = []
+
+    def _learn(self) -> None:
+        self._pending.append([p.grad.clone() for p in self.net.parameters() if p.grad is not None])
+        most = 0 if self.n_steps % LATE == 0 else 1  # the next step lacks the last of them
+        while len(self._pending) > most:
+            for parameter, gradient in zip(
+                self.net.parameters(), self._pending.pop(0), strict=True
+            ):
+                parameter.grad = gradient
+            self.optimizer.step()

@@ -10,7 +10,7 @@ from itertools import chain
 from potluck.planning.check import check_plan
 from potluck.provenance import worst
 from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
-from potluck.schedule.pipeline import compile_inference, compile_training
+from potluck.schedule.pipeline import compile_inference, compile_late_training, compile_training
 from potluck.schedule.policies import policy
 from potluck.schedule.program_builder import Compiled
 from potluck.schedule.step_update import NormLimit, alike
@@ -62,7 +62,13 @@ def judge(
     )
 
 
-def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Trace:
+def predict(
+    problem: Problem,
+    plan: Plan,
+    table: cost.CostTable | None = None,
+    *,
+    one_step_late: int | None = None,
+) -> Trace:
     """The simulated trace of one step of `plan`, or of some requests in flight when they stream.
 
     Parameters
@@ -73,26 +79,52 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
         Any planner's.
     table
         Of this problem, if there is one already.
+    one_step_late
+        Of so many steps in a row whose updates come one step late, as `run.fit` takes them.
+
+    Raises
+    ------
+    PlanError
+        The plan's updates cannot come late.
     """
-    compiled = compile_plan(problem, plan)
+    compiled = compile_plan(problem, plan, one_step_late=one_step_late)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
     in_flight = direct_simulation.in_flight(plan) if streaming else 1
     steps = direct_simulation.Direct(problem, table).run(plan).n_steps if streaming else 1
     return simulation.ProgramSimulation(compiled, problem, steps, in_flight, table).trace()
 
 
-def compile_plan(problem: Problem, plan: Plan) -> Compiled:
-    """The programs of `plan` for segments that are known by their sizes alone."""
+def compile_plan(problem: Problem, plan: Plan, *, one_step_late: int | None = None) -> Compiled:
+    """The programs of `plan` for segments that are known by their sizes alone.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    plan
+        Any planner's.
+    one_step_late
+        Of so many steps in a row whose updates come one step late; None: of one step.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the problem, or its updates cannot come late.
+    """
     check_plan(plan, problem)
     if not plan.training:
         return compile_inference(plan, outline(problem, plan))
     times = partial(stage_times, cost.CostTable(problem))
-    schedule = policy(plan.schedule, training=True, times=times)(plan)
+    order = policy(plan.schedule, training=True, times=times)
     segments = outline(problem, plan)
     update = alike({}, len(segments))
     if cost.is_clipped(problem):
         update = replace(update, limit=_limit([segment.name for segment in segments]))
-    return compile_training(plan, segments, update, schedule=schedule)
+    if one_step_late is not None:
+        rows = [plan.batch] * one_step_late
+        judge = partial(judged_programs, problem, plan)
+        return compile_late_training(plan, segments, update, rows, times=times, judge=judge)
+    return compile_training(plan, segments, update, schedule=order(plan))
 
 
 def _limit(stages: Sequence[str]) -> NormLimit:
@@ -156,6 +188,24 @@ def _tensors(p: int, given: Sequence[flows.OutputGroup]) -> list[tuple[Tensor, t
 
 def _tensor(name: str, row_bytes: int, gradient: bool = False) -> Tensor:
     return Tensor(name=name, dtype="float32", row_bytes=row_bytes, gradient=gradient)
+
+
+def judged_programs(problem: Problem, plan: Plan, compiled: Compiled) -> tuple[int, float]:
+    """By how much programs of a plan need more memory than there is, on all devices together; and
+    the seconds that they take.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    plan
+        Any planner's.
+    compiled
+        Programs of it.
+    """
+    trace = simulation.simulate(compiled, problem)
+    excess = excess_bytes(problem, replace(plan, peak_bytes=trace.peak_bytes))
+    return sum(excess.values()), sum(trace.step_s)
 
 
 def excess_bytes(problem: Problem, plan: Plan) -> dict[str, int]:

@@ -51,6 +51,9 @@ class BatchStream:
         left.
     position
         Where to go on.
+    even
+        Each batch that is taken together with others has so many rows, but for the last of an
+        epoch, which may have fewer; None: any number.
 
     Raises
     ------
@@ -67,8 +70,10 @@ class BatchStream:
         *,
         accumulate: int = 1,
         position: Position | None = None,
+        even: int | None = None,
     ) -> None:
         self._data = data
+        self._even = even
         self._batch = batch
         self._arguments = arguments
         self._epochs, self._accumulate = epochs, accumulate
@@ -112,7 +117,10 @@ class BatchStream:
         if self._accumulate == 1:
             return [*its]
         # whoever makes the next one may do so in the same memory
-        return [tuple(part.clone() for part in batch) for batch in its]
+        group = [tuple(part.clone() for part in batch) for batch in its]
+        if self._even is not None:
+            _check_even([_n_rows([batch]) for batch in group], self._even)
+        return group
 
     def _end(self) -> None:
         """The epoch is over."""
@@ -315,6 +323,16 @@ def _n_rows(group: "Iterable[Batch]") -> int:
     return sum(int(batch[0].shape[0]) for batch in group)
 
 
+def _check_even(rows: Sequence[int], even: int) -> None:
+    for place, n in enumerate(rows, start=1):
+        if n > even or (n < even and place < len(rows)):
+            raise UserError(
+                f"the data has a batch of {n} rows; steps whose updates come late are of "
+                f"{even} rows each, those of the plan, but for the last of an epoch.",
+                next_step=f"Give batches of {even} rows, or leave out one_step_late=.",
+            )
+
+
 def _joined(group: "Sequence[Batch]") -> "Batch":
     """The rows of several batches as one.
 
@@ -331,7 +349,7 @@ def _joined(group: "Sequence[Batch]") -> "Batch":
         shapes = " and ".join(str([list(t.shape) for t in batch]) for batch in group[:2])
         raise UserError(
             f"batches that are taken together differ in more than their rows: {shapes}.",
-            next_step="Pad them alike, or leave out accumulate=.",
+            next_step="Pad them alike, or leave out accumulate= or one_step_late=.",
         ) from error
 
 
@@ -499,7 +517,9 @@ def check_iterable(data: Any, epochs: int) -> None:
         )
 
 
-def check_accumulate(accumulate: Any, segments: Sequence[Segment]) -> None:
+def check_accumulate(
+    accumulate: Any, segments: Sequence[Segment], one_step_late: int | None = None
+) -> None:
     """Refuse to take several batches together where that cannot be.
 
     Parameters
@@ -508,11 +528,13 @@ def check_accumulate(accumulate: Any, segments: Sequence[Segment]) -> None:
         How many.
     segments
         Of the plan.
+    one_step_late
+        So many steps in a row are; None: of no steps.
 
     Raises
     ------
     UserError
-        It is no number of batches, or the loss compares the rows of one.
+        It is no number of batches, the loss compares the rows of one, or steps are to be late.
     """
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise UserError(f"accumulate is a number of batches of 1 or more, got {accumulate!r}.")
@@ -520,4 +542,10 @@ def check_accumulate(accumulate: Any, segments: Sequence[Segment]) -> None:
         raise UserError(
             "the loss compares the rows of a batch; accumulate= would put several together.",
             next_step="Give larger batches.",
+        )
+    if accumulate > 1 and one_step_late is not None:
+        raise UserError(
+            "steps that are one_step_late have a batch of the plan each, and accumulate= would put "
+            "several together.",
+            next_step="Plan with larger batches: potluck.Training(batch=...).",
         )

@@ -22,11 +22,13 @@ from potluck.schedule import (
     NamedState,
     Standby,
     compile_inference,
+    compile_late_training,
     compile_pull,
     compile_push,
     compile_training,
     standbys,
 )
+from potluck.schedule.late_order import Judge
 from potluck.schedule.micro_batches import as_divided, check_company, check_whole, divide, exceeds
 from potluck.schedule.policies import Policy, Times, policy
 from potluck.schedule.step_update import StepUpdate
@@ -84,6 +86,16 @@ class CompiledPlan:
         """Batch sizes besides the plan's own that there are programs for."""
         rows_by_program = self.train_rows if self.plan.training else self.infer_rows
         return tuple(rows for rows in rows_by_program.values() if rows != self.plan.batch)
+
+    def step_rows(self, rows: int) -> tuple[int, ...]:
+        """The rows of each step that the program for so many takes.
+
+        Parameters
+        ----------
+        rows
+            Of what it is fed.
+        """
+        return step_rows(rows, self.plan, self.optimizer)
 
     def answering(self, rows: int) -> tuple[str, int]:
         """The program that answers so many rows, or as many of them as it can, and its rows.
@@ -312,6 +324,24 @@ def train_name(rows: int, plan: Plan) -> str:
     return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
 
 
+def step_rows(rows: int, plan: Plan, update: Update | None) -> tuple[int, ...]:
+    """The rows of each step that so many are trained on in: one, but where updates come late.
+
+    Parameters
+    ----------
+    rows
+        Of a batch, or of several as one.
+    plan
+        For training.
+    update
+        How weights change in its steps.
+    """
+    if update is None or update.one_step_late is None or rows <= plan.batch:
+        return (rows,)
+    n, left = divmod(rows, plan.batch)
+    return (plan.batch,) * n + (left,) * (left > 0)
+
+
 def infer_name(rows: int, plan: Plan) -> str:
     """The name of the program that answers so many rows at once."""
     return INFER if rows == plan.batch else f"{INFER}-{rows}"
@@ -337,6 +367,7 @@ def compile_for_run(
     towards: Plan | None = None,
     fed_whole: bool = False,
     times: Times | None = None,
+    judge: Judge | None = None,
 ) -> CompiledPlan:
     """Cut the model and compile every program: one step for each batch size, and the moving of
     weights.
@@ -374,6 +405,8 @@ def compile_for_run(
         As for `compile_training`.
     times
         What its stages take, as far as a profile says.
+    judge
+        What programs take, as it says.
 
     Raises
     ------
@@ -410,7 +443,8 @@ def compile_for_run(
     order = policy(schedule or plan.schedule, training=plan.training, times=times)
     batches = tuple(dict.fromkeys((plan.batch, *sizes)))
     if plan.training:
-        steps = _steps(bare, batches, order, model.trained, fed_whole)
+        late = {"order": schedule and order, "times": times, "judge": judge}
+        steps = _steps(bare, batches, order, model.trained, fed_whole, late)
     else:
         steps = {
             infer_name(rows, plan): compile_inference(each, segments, schedule=order(each))
@@ -470,11 +504,20 @@ def _steps(
     order: Policy,
     trained: Sequence[Parameter],
     fed_whole: bool,
+    late: Mapping[str, Any],
 ) -> dict[str, Compiled]:
-    """One step of training for each of these numbers of rows."""
+    """One step of training for each of these numbers of rows, or several whose updates come
+    `late`.
+    """
     found, update = {}, bare.step_update(trained)
     for rows in sizes:
-        name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
+        name, parts = train_name(rows, bare.plan), bare.step_rows(rows)
+        if len(parts) > 1:
+            found[name] = compile_late_training(
+                bare.plan, bare.segments, update, parts, fed_whole=fed_whole, **late
+            )
+            continue
+        division = divide(bare.plan, bare.segments, rows)
         schedule = order(as_divided(bare.plan, division))
         found[name] = compile_training(
             bare.plan,
@@ -509,7 +552,8 @@ def beyond_plan(compiled_plan: CompiledPlan, problem: Problem) -> dict[str, int]
     found: dict[str, int] = {}
     plan, named = compiled_plan.plan, train_name if compiled_plan.plan.training else infer_name
     for rows in compiled_plan.sizes:
-        if exceeds(plan, divide(plan, compiled_plan.segments, rows)):
+        is_late = len(compiled_plan.step_rows(rows)) > 1
+        if is_late or exceeds(plan, divide(plan, compiled_plan.segments, rows)):
             step = compiled_plan.compiled[named(rows, plan)]
             for device, nbytes in simulate(step, problem).peak_bytes.items():
                 found[device] = max(nbytes, found.get(device, 0))

@@ -357,18 +357,19 @@ def _most_bytes(result: ReceivedValue, output_bytes: Mapping[str, int]) -> int:
     return max(result.nbytes, output_bytes.get(result.tensor, 0))
 
 
-def loss_of(execution: ExecutionResult, compiled: Compiled) -> float:
-    """The loss of the batch: the mean over its rows, or their sum."""
-    total = 0.0
-    rows = 0
+def losses_of(execution: ExecutionResult, compiled: Compiled) -> list[float]:
+    """The loss of each step: the mean over the rows of its batch, or their sum."""
+    totals = [0.0] * compiled.n_steps
+    rows = [0] * compiled.n_steps
     sums = False
     for result in compiled.results:
         if result.kind == "loss":
             losses = _losses(execution, result)
             parts = [1 if result.sums else n for n in result.rows]
-            total += sum(loss * n for loss, n in zip(losses, parts, strict=True))
-            rows, sums = rows + sum(result.rows), result.sums
-    return total if sums else total / rows
+            totals[result.step] += sum(loss * n for loss, n in zip(losses, parts, strict=True))
+            rows[result.step] += sum(result.rows)
+            sums = result.sums
+    return totals if sums else [total / n for total, n in zip(totals, rows, strict=True)]
 
 
 def norm_of(execution: ExecutionResult, compiled: Compiled) -> float:

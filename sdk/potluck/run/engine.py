@@ -20,18 +20,18 @@ from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
-from potluck.run.device_group import DeviceGroup, loss_of, norm_of
+from potluck.run.device_group import DeviceGroup, losses_of, norm_of
+from potluck.run.fed_steps import fed_steps
 from potluck.run.history import History, latest_alike, left_out
 from potluck.run.in_flight import CachesGone, NoProgram, RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.snapshots import Protection, in_other_batches, is_loss
 from potluck.run.state_transfer import RunState
 from potluck.run.step_boundary import Boundary
-from potluck.run.tensors import kept, padded
+from potluck.run.tensors import padded
 from potluck.run.weight_update import Update, carried
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
-from potluck.schedule.step_update import RATES
 from potluck.sessions import failures
 from potluck.sessions.events import ExecutionResult, Session
 from potluck.sessions.link import SessionLink
@@ -222,20 +222,20 @@ class RunEngine:
     @property
     def next_step(self) -> int:
         """The number of the next step to hand out."""
-        return self.step + len(self._in_flight)
+        return self.step + sum(compiled.n_steps for _, compiled, _ in self._in_flight)
 
     def submit(
-        self, batch: "tuple[torch.Tensor, ...]", rates: "torch.Tensor | None" = None
+        self, batch: "tuple[torch.Tensor, ...]", rates: "Sequence[torch.Tensor]" = ()
     ) -> None:
-        """Hand out one step; the programs for its number of rows are made and loaded where they are
-        new.
+        """Hand out one step, or several whose updates come late; the programs for its number of
+        rows are made and loaded where they are new.
 
         Parameters
         ----------
         batch
             Inputs, then targets; each [rows, ...].
         rates
-            Of the optimizer, where some come with each step: [groups, settings].
+            Of the optimizer in each step, where some come with it: [groups, settings].
 
         Raises
         ------
@@ -250,7 +250,8 @@ class RunEngine:
                 "a batch to train on needs one row or more, got none.",
                 next_step="Leave empty ones out.",
             )
-        if rows > plan.batch:
+        parts = self.compiled_plan.step_rows(rows)
+        if rows > plan.batch and len(parts) == 1:
             self.note(
                 f"batches of {rows} rows are trained on as one step each; this plan predicts "
                 f"{plan.batch}."
@@ -259,14 +260,10 @@ class RunEngine:
         if name not in self.active.compiled:
             self.renew(plan, self.compiled_plan.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
-        # loaders may fill the same tensors again while steps are in flight
-        fed = self.model.fed(*batch, constants=self.loss_constants)
-        named = {port: kept(tensor) for port, tensor in fed.items()}
-        if rates is not None:
-            named[RATES] = rates
+        named = fed_steps(self.model, batch, parts, rates, self.loss_constants)
         self._hand_out(compiled, named, rows)
         if self.protection is not None:
-            self.protection.remember(rows, named)
+            self.protection.remember(rows, named, len(parts))
         if self.migration is not None:
             self.migration.follow(name, self.next_step - 1, named)
 
@@ -280,22 +277,26 @@ class RunEngine:
         """Tell this in the history; for who holds the boundary."""
         self.history = replace(self.history, notes=(*self.history.notes, words))
 
-    def collect(self) -> float:
-        """Wait for the oldest step handed out; returns its loss."""
+    def collect(self) -> None:
+        """Wait for what was handed out first."""
         future, compiled, rows = self._in_flight[0]
         execution = self.result(future)  # one that is lost stays: whoever comes next recovers
         self._in_flight.popleft()
-        loss, norm = loss_of(execution, compiled), norm_of(execution, compiled)
+        losses, norm = losses_of(execution, compiled), norm_of(execution, compiled)
         begun_s = max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
-        self.step += 1
-        is_new = self.step - self.first_step > len(self.history.losses)
-        if self.protection is not None:
-            self.protection.took(seconds)
+        is_new = self.step - self.first_step >= len(self.history.losses)
         if self.migration is None:
             self.kept.append((execution, compiled))
-        if not is_new:  # computed again, after a device was lost
-            return loss
+        for loss, n in zip(losses, self.compiled_plan.step_rows(rows), strict=True):
+            self.step += 1
+            if self.protection is not None:
+                self.protection.took(seconds / len(losses))
+            if is_new:  # else computed again, after a device was lost
+                self._took(loss, norm, n, seconds / len(losses))
+
+    def _took(self, loss: float, norm: float, rows: int, seconds: float) -> None:
+        """A step is over."""
         self.failures.clear()
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
             self.note(
@@ -307,7 +308,6 @@ class RunEngine:
         update = self.compiled_plan.optimizer
         norm = norm if update is not None and update.clip_norm is not None else nan
         self.history = self.history.with_step(loss, rows=rows, step_s=seconds, gradient_norm=norm)
-        return loss
 
     def finish(self) -> None:
         """Wait for all steps handed out."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import UserError
+from potluck.errors import PlanError, UserError
 from potluck.handle import Task
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches
@@ -20,6 +20,7 @@ from potluck.run.pacing import Pacing
 from potluck.run.recovery import surviving
 from potluck.run.rejoin import Rejoin
 from potluck.run.update_source import UpdateRequest, UpdateSource, has_begun, in_use
+from potluck.run.weight_update import Update
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
 from potluck.simulate.predict import IN_FLIGHT
@@ -69,13 +70,16 @@ class FitCall:
         self._adapt, self._deadline_s = adapt, deadline_s
         self._resumes = position is not None
         self._task = Task()
+        plan, late = engine.compiled_plan.plan, request.one_step_late
+        self._batch = plan.batch  # rows of a step, where updates come late
         self._stream = BatchStream(
             data,
-            engine.compiled_plan.plan.batch,
+            plan.batch,
             engine.model.arguments,
             epochs,
-            accumulate=accumulate,
+            accumulate=late or accumulate,
             position=position,
+            even=None if late is None else plan.batch,
         )
         self._total: int | None = None
         self._minders: list[Adapting | Pacing | Rejoin] = []  # what else looks at its steps
@@ -180,9 +184,22 @@ class FitCall:
         """Go on with another rule: what was kept for the one before may be of no use to it."""
         engine = self._engine
         if source.update != engine.compiled_plan.optimizer or afresh:
-            engine.renew(engine.compiled_plan.plan, source.update, engine.sizes, afresh=afresh)
+            plan = engine.compiled_plan.plan
+            engine.renew(plan, source.update, self._sizes(source.update), afresh=afresh)
         if engine.protection is not None:
             engine.protect()
+
+    def _sizes(self, update: Update) -> Sequence[int]:
+        """Rows that there should be programs for: those of so many steps in a row, or none of those
+        that one step would not have.
+        """
+        engine, late = self._engine, update.one_step_late
+        before = engine.compiled_plan.optimizer
+        if before is not None and before.one_step_late == late:
+            return engine.sizes
+        batch = engine.compiled_plan.plan.batch
+        single = [rows for rows in engine.sizes if rows < batch]
+        return single if late is None else [*single, late * batch]
 
     def _place(self) -> None:
         """The next step begins there in the data; what nobody goes back to is forgotten."""
@@ -241,16 +258,34 @@ class FitCall:
         """One step, with the settings of the optimizer that it is to be taken with."""
         engine, source = self._engine, self._source
         assert source is not None
-        settings = source.settings(engine.next_step)
-        if changed := source.changed(settings):
+        number = engine.next_step
+        settings = [source.settings(number)]
+        for later in range(1, self._n_steps(len(batch[0]))):
+            source.step_over()
+            settings.append(source.settings(number + later))
+        if changed := set[str]().union(*map(source.changed, settings)):
             source.rate(changed)
             surviving(engine, lambda: self._take(source))
-        self._settings.append(settings)
-        surviving(engine, self._once(batch, source.rates(settings)))
+        self._settings += settings
+        rates = [row for each in settings if (row := source.rates(each)) is not None]
+        surviving(engine, self._once(batch, rates))
         source.step_over()
 
+    def _n_steps(self, rows: int) -> int:
+        """That are taken on what is handed out at once."""
+        plan = self._engine.compiled_plan.plan
+        if self.request.one_step_late is None:
+            return 1
+        if plan.batch != self._batch:
+            raise PlanError(
+                f"the run went over to a plan whose steps have {plan.batch} rows, not "
+                f"{self._batch}; those of a fit with one_step_late= stay as they are.",
+                next_step="Begin another fit.",
+            )
+        return -(-rows // plan.batch)
+
     def _once(
-        self, batch: "tuple[torch.Tensor, ...]", rates: "torch.Tensor | None"
+        self, batch: "tuple[torch.Tensor, ...]", rates: "Sequence[torch.Tensor]"
     ) -> Callable[[], None]:
         """Hand out this batch; a recovery in between may have done it already."""
         engine, number = self._engine, self._engine.next_step
@@ -269,7 +304,12 @@ class FitCall:
 
 
 def adapts(
-    plan: Plan, problem: Problem | None, adapt: bool | None, deadline_s: float | None
+    plan: Plan,
+    problem: Problem | None,
+    adapt: bool | None,
+    deadline_s: float | None,
+    *,
+    is_late: bool = False,
 ) -> bool:
     """Whether a run adapts, where this was asked for.
 
@@ -281,12 +321,20 @@ def adapts(
         Of the run; None without a profile.
     adapt, deadline_s
         As for `Run.fit`.
+    is_late
+        Updates come late: what its steps should take is not predicted one by one.
 
     Raises
     ------
     UserError
         That cannot be asked for.
     """
+    if is_late and (adapt or deadline_s is not None):
+        raise UserError(
+            "plans change by what a step takes, and steps whose updates come late are in each "
+            "other's time.",
+            next_step="Leave out adapt= and deadline_s=, or one_step_late=.",
+        )
     if deadline_s is not None:
         if adapt:
             raise UserError("a deadline chooses the plans: adapt=True is not for it.")
@@ -298,5 +346,5 @@ def adapts(
             next_step="Use home.profile(model) before home.deploy.",
         )
     if adapt is None and deadline_s is None:
-        return problem is not None and len(plan.devices) > 1
+        return problem is not None and len(plan.devices) > 1 and not is_late
     return bool(adapt)

@@ -83,6 +83,12 @@ class Fits:
         """
         with self._queueing:
             under_way = self.under_way
+            if any(fitting.request.one_step_late is not None for _, fitting in under_way):
+                raise UserError(
+                    "updates of this fit come one step late, and a coordinator takes steps one by "
+                    "one.",
+                    next_step="run.stop() first; then run.detach(data), synchronously.",
+                )
             for _, fitting in under_way[1:]:
                 if fitting.request != UpdateRequest():
                     raise UserError(
@@ -108,7 +114,8 @@ def remaining_batches(
     Raises
     ------
     UserError
-        No fit is under way, or one that waits for its turn has another optimizer.
+        No fit is under way, its updates come late, or one that waits for its turn has another
+        optimizer.
     """
     arguments = engine.model.arguments
     if isinstance(data, ArrayFiles):

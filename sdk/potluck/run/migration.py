@@ -184,8 +184,10 @@ def _cross_training(engine: "RunEngine", plan: Plan, task: Task) -> None:
     if engine.migration is not None:  # left behind by one that failed, and could not even turn back
         with engine.boundary():
             engine.renew(engine.compiled_plan.plan, engine.compiled_plan.optimizer, engine.sizes)
-    migration = PlanMigration(engine, plan)
-    if not migration.is_needed:
+    update = engine.compiled_plan.optimizer
+    is_late = update is not None and update.one_step_late is not None
+    migration = None if is_late else PlanMigration(engine, plan)  # nobody can follow late updates
+    if migration is None or not migration.is_needed:
         with engine.boundary():
             task.check()
             engine.renew(plan, engine.compiled_plan.optimizer, engine.sizes)

@@ -10,6 +10,7 @@ from typing import Any
 from potluck.adapt.conditions import Conditions, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import PlanError, UserError
+from potluck.planning.evaluate import judged_programs
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.compiled_plan import (
@@ -23,6 +24,7 @@ from potluck.run.compiled_plan import (
 from potluck.run.emulated_times import paced
 from potluck.run.weight_update import Update
 from potluck.schedule import Compiled
+from potluck.schedule.late_order import Judge
 from potluck.schedule.policies import Policy, Times
 from potluck.sessions.failures import sizes
 from potluck.sessions.members import Members
@@ -32,6 +34,7 @@ from potluck.simulate.stage_times import stage_times
 from potluck_wire.version import (
     COMMON_BEGIN,
     HALF_MOMENTS,
+    LATE_STEPS,
     RECOMPUTE,
     SPLIT_BACKWARD,
     TAKES,
@@ -97,8 +100,8 @@ class PlanCompiler:
         Raises
         ------
         UserError
-            An agent is too old to recompute activations, or for backwards in two parts, and the
-            plan or schedule has it do so.
+            An agent is too old to recompute activations, for backwards in two parts, or for updates
+            that come late, and the plan, schedule or optimizer has it do so.
         PlanError
             A device cannot take in at once what an operation needs.
         """
@@ -108,6 +111,8 @@ class PlanCompiler:
             self._check_updates(plan)
         if optimizer is not None and optimizer.halves:
             self._check_halves(plan)
+        if optimizer is not None and optimizer.one_step_late is not None:
+            self._check_late(plan)
         compiled_plan = self.paced(
             compile_for_run(
                 self._model,
@@ -122,6 +127,7 @@ class PlanCompiler:
                 order_transfers=order_transfers,
                 fed_whole=self._all_speak(TAKES, plan),
                 times=self._times(plan, optimizer),
+                judge=self._judge(plan, optimizer),
             )
         )
         self._check_splitting(compiled_plan)
@@ -201,6 +207,11 @@ class PlanCompiler:
         """What stages of plans like this one take; None where nobody knows."""
         problem = self.problem_of(plan, optimizer) if plan.training else None
         return None if problem is None else partial(stage_times, CostTable(problem))
+
+    def _judge(self, plan: Plan, optimizer: Update | None) -> Judge | None:
+        """What programs for such a plan take; None where nobody knows."""
+        problem = self.problem_of(plan, optimizer) if plan.training else None
+        return None if problem is None else partial(judged_programs, problem, plan)
 
     def paced(self, compiled_plan: CompiledPlan) -> CompiledPlan:
         """The compiled plan with turns for its transfers and the times that emulated devices shall
@@ -289,6 +300,16 @@ class PlanCompiler:
                     f"{show(HALF_MOMENTS)}.",
                     device=name,
                     next_step="Update potluck there, or leave bfloat16_moments out.",
+                )
+
+    def _check_late(self, plan: Plan) -> None:
+        for name in plan.devices:
+            if not self._members[name].speaks(LATE_STEPS):
+                raise UserError(
+                    "its agent cannot take steps whose updates come late: that needs protocol "
+                    f"{show(LATE_STEPS)}.",
+                    device=name,
+                    next_step="Update potluck there, or leave out one_step_late=.",
                 )
 
     def _check_recomputing(self, plan: Plan) -> None:

@@ -240,6 +240,7 @@ class Run(Watched, Writes):
         clip_value: float | None = None,
         accumulate: int = 1,
         ema: float | None = None,
+        one_step_late: int | None = None,
         on_step: OnStep | None = None,
         on_epoch: OnEpoch | None = None,
         log: Any = None,
@@ -288,6 +289,15 @@ class Run(Watched, Writes):
         ema
             The decay of a moving average of the weights, which devices keep beside them:
             `run.state_dict(ema=True)`. It begins at the weights of now.
+        one_step_late
+            So many steps go through the pipeline without its being emptied in between, and sums
+            over replicas have the time of a whole step (the asynchronous variant of DeepCEE, with
+            the rule of PipeDream-2BW). **Changes the result**: each of these steps is computed,
+            forward and backward and in all stages, on weights that lack the gradients of the step
+            before it; these come one step late. The first of so many steps lacks none, and after
+            the last one all are there. Batches have `plan.batch` rows. Weights are there twice.
+            A device that is lost, or a switch, takes the run back to, or waits for, the end of such
+            a row of steps. Default: no step is late.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything
             with the run but wait for a fit, which is refused. The next step is under way by then:
@@ -340,7 +350,7 @@ class Run(Watched, Writes):
         engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
         check_iterable(data, epochs)
-        check_accumulate(accumulate, engine.compiled_plan.segments)
+        check_accumulate(accumulate, engine.compiled_plan.segments, one_step_late)
         request = UpdateRequest(
             optimizer=optimizer,
             schedule=schedule,
@@ -349,6 +359,7 @@ class Run(Watched, Writes):
             norm_order=norm_order,
             clip_value=clip_value,
             ema=ema,
+            one_step_late=one_step_late,
         )
         # what is wrong with them is told here
         request.over(engine.model, in_use(engine), has_begun=has_begun(engine))
@@ -363,7 +374,9 @@ class Run(Watched, Writes):
             watchers=Watchers(watching, self.save),
             accumulate=accumulate,
             position=position_of(engine, under_way=bool(self._fits.under_way)) if resume else None,
-            adapt=adapts(self.plan, self.problem, adapt, deadline_s),
+            adapt=adapts(
+                self.plan, self.problem, adapt, deadline_s, is_late=one_step_late is not None
+            ),
             deadline_s=deadline_s,
         )
 

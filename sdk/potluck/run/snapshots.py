@@ -9,10 +9,12 @@ snapshot, which are computed again from the same batches.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from potluck import units
 from potluck.errors import (
@@ -63,6 +65,14 @@ class Snapshot:
     def nbytes(self) -> int:
         """What it takes here."""
         return _nbytes(self.weights) + _nbytes(self.moments)
+
+
+class _Remembered(NamedTuple):
+    """What was handed out at once: rows and tensors of its batch, or of its batches as one."""
+
+    rows: int
+    batch: Batch
+    n_steps: int
 
 
 def interval_s(
@@ -159,7 +169,7 @@ class Protection:
         self.n_devices = n_devices
         self.arriving_s, self.copies = arriving_s, dict(copies or {})
         self._every = every
-        self._batches: list[tuple[int, Batch]] = []
+        self._batches: list[_Remembered] = []
         self._batch_bytes = 0
         self._since_s: list[float] = []
         self._usual_s: float | None = None  # a step, until the first after a snapshot has come
@@ -182,8 +192,8 @@ class Protection:
 
     @property
     def batches(self) -> tuple[tuple[int, Batch], ...]:
-        """Rows and tensors of every step since the snapshot, in order."""
-        return tuple(self._batches)
+        """Rows and tensors of everything that was handed out since the snapshot, in order."""
+        return tuple((each.rows, each.batch) for each in self._batches)
 
     @property
     def interval_s(self) -> float:
@@ -208,8 +218,8 @@ class Protection:
             return self._every
         return max(1, math.ceil(self.interval_s / max(median(self._since_s), 1e-9)))
 
-    def remember(self, rows: int, batch: Batch) -> None:
-        """A step was handed out.
+    def remember(self, rows: int, batch: Batch, n_steps: int = 1) -> None:
+        """A step was handed out, or several at once.
 
         Parameters
         ----------
@@ -217,8 +227,10 @@ class Protection:
             Of its batch.
         batch
             Nobody writes into it any more.
+        n_steps
+            That are taken on it.
         """
-        self._batches.append((rows, batch))
+        self._batches.append(_Remembered(rows, batch, n_steps))
         self._batch_bytes += _nbytes(batch)
 
     def forget_after(self, step: int) -> None:
@@ -229,9 +241,14 @@ class Protection:
         step
             From the snapshot's on.
         """
-        n_taken = step - self.snapshot.step
-        self._batch_bytes -= sum(_nbytes(batch) for _, batch in self._batches[n_taken:])
+        n_taken = self._n_remembered(step - self.snapshot.step)
+        self._batch_bytes -= sum(_nbytes(each.batch) for each in self._batches[n_taken:])
         del self._batches[n_taken:]
+
+    def _n_remembered(self, n_steps: int) -> int:
+        """How many of what was handed out make so many steps."""
+        ends = [0, *accumulate(each.n_steps for each in self._batches)]
+        return bisect_right(ends, n_steps) - 1
 
     def took(self, seconds: float) -> None:
         """A step was collected. The first one after a snapshot takes longer: devices had run empty.
@@ -253,7 +270,7 @@ class Protection:
         if self.is_full:
             return True
         if self._every is not None:
-            return len(self._batches) >= self._every
+            return sum(each.n_steps for each in self._batches) >= self._every
         return sum(self._since_s) >= self.interval_s
 
     def begun(self, cost_s: float, n_devices: int) -> None:
@@ -281,8 +298,8 @@ class Protection:
         arriving_s
             How long it took home, while training went on.
         """
-        n_taken = snapshot.step - self.snapshot.step
-        self._batch_bytes -= sum(_nbytes(batch) for _, batch in self._batches[:n_taken])
+        n_taken = self._n_remembered(snapshot.step - self.snapshot.step)
+        self._batch_bytes -= sum(_nbytes(each.batch) for each in self._batches[:n_taken])
         del self._batches[:n_taken]
         self.snapshot, self.arriving_s = snapshot, arriving_s
 

@@ -323,6 +323,7 @@ def source_of(
     norm_order: float = 2.0,
     clip_value: float | None = None,
     average: float | None = None,
+    one_step_late: int | None = None,
 ) -> UpdateSource:
     """What a user gave, read and checked.
 
@@ -336,7 +337,7 @@ def source_of(
         A scheduler of torch's, or a function from the number of a step to a factor of the rate.
     every
         "step" or "epoch": with what a scheduler goes on.
-    clip_norm, norm_order, clip_value, average
+    clip_norm, norm_order, clip_value, average, one_step_late
         As for `Update`.
 
     Raises
@@ -351,6 +352,7 @@ def source_of(
         "norm_order": norm_order,
         "clip_value": clip_value,
         "average": average,
+        "one_step_late": one_step_late,
     }
     if isinstance(optimizer, Optimizer):
         update = Update(optimizer=optimizer, **limits)
@@ -388,7 +390,9 @@ def has_begun(engine: "RunEngine") -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
-    """What a call of `fit` says of the rule of its steps; None: as it is in use."""
+    """What a call of `fit` says of the rule of its steps; None: as it is in use, but for
+    `one_step_late`, which each call says anew.
+    """
 
     optimizer: Any = None
     schedule: Any = None
@@ -397,6 +401,7 @@ class UpdateRequest:
     norm_order: float | None = None
     clip_value: float | None = None
     ema: float | None = None
+    one_step_late: int | None = None
 
     def over(self, model: Any, before: UpdateSource, *, has_begun: bool) -> UpdateSource:
         """The source of the steps of this call. A new optimizer begins without what is not given
@@ -426,6 +431,7 @@ class UpdateRequest:
             )
             if value is not None
         }
+        given["one_step_late"] = self.one_step_late
         optimizer = self.optimizer
         if optimizer is None and is_scheduler(self.schedule):
             optimizer = self.schedule.optimizer

@@ -35,7 +35,9 @@ class Update:
     `groups`: of one class of optimizers, and every parameter is in one; none: `optimizer` is for
     all. `clip_norm` limits the norm of all gradients (of `norm_order`: 2 is Euclid's),
     `clip_value` each of their numbers. `average`: the decay of a moving average of the weights.
-    `rated`: the settings that come with each step.
+    `rated`: the settings that come with each step. `one_step_late`: of so many steps in a row each
+    takes weights that lack the gradients of the one before it (`schedule.late_walk`); None: of no
+    steps.
     """
 
     optimizer: Optimizer
@@ -45,6 +47,7 @@ class Update:
     clip_value: float | None = None
     average: float | None = None
     rated: tuple[str, ...] = ()
+    one_step_late: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (("clip_norm", 0, inf), ("clip_value", 0, inf), ("average", 0, 1)):
@@ -58,6 +61,20 @@ class Update:
             raise UserError(
                 "clip_norm and clip_value are given: which comes first is not known.",
                 next_step="Give one of them.",
+            )
+        self._check_late()
+
+    def _check_late(self) -> None:
+        late = self.one_step_late
+        if late is None:
+            return
+        if isinstance(late, bool) or not isinstance(late, int) or late < 2:
+            raise UserError(f"one_step_late is a number of steps of 2 or more, got {late!r}.")
+        if self.clip_norm is not None:
+            raise UserError(
+                "clip_norm looks at the gradients of all stages before any takes its step; updates "
+                "that come one step late do not wait for each other.",
+                next_step="Give clip_value, or leave out one_step_late.",
             )
 
     # --- its parts --------------------------------------------------------------------------------

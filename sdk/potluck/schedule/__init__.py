@@ -1,6 +1,6 @@
 """In which order each device acts, and the programs that make it so. Pure."""
 
-from potluck.schedule.pipeline import compile_inference, compile_training
+from potluck.schedule.pipeline import compile_inference, compile_late_training, compile_training
 from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, ReceivedValue
 from potluck.schedule.standby import (
     FOLLOW,
@@ -31,6 +31,7 @@ __all__ = [
     "SegmentTarget",
     "compile_follow",
     "compile_inference",
+    "compile_late_training",
     "compile_move",
     "compile_pull",
     "compile_push",

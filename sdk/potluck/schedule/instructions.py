@@ -95,7 +95,9 @@ class StepInstructions(UpdateInstructions):
             priority=priority,
             segment=segment.name,
             key=f"{p}.{m}",
-            scale=loss_scale(segment, p == len(self.segments) - 1, stop - start, self.batch),
+            scale=loss_scale(
+                segment, p == len(self.segments) - 1, stop - start, self._batch_of(action)
+            ),
         )
         return [*made]
 
@@ -135,7 +137,8 @@ class StepInstructions(UpdateInstructions):
         p, nbytes = len(self.segments) - 1, len(losses) * LOSS_BYTES
         device, value = self.plan.stages[p].devices[index], losses[0]
         if len(losses) > 1:
-            value, note = "losses", Annotation(label=f"{p} losses", nbytes=nbytes)
+            value = self.named("losses")
+            note = Annotation(label=f"{p} {value}", nbytes=nbytes)
             self.programs.compute(
                 device, "concat", losses, {value: nbytes}, note=note, priority=priority, dim=0
             )
@@ -146,9 +149,18 @@ class StepInstructions(UpdateInstructions):
             kind="loss",
             rows=tuple(share for part in self.division[p] if (share := part.shares[index])),
             sums=self.segments[p].sums_rows,
+            step=self.late_step or 0,
             nbytes=nbytes,
         )
         self.programs.result(result, label=f"{p}>{self.programs.home}", priority=priority)
+
+    def _batch_of(self, action: Action) -> int:
+        """The rows of the step that an action belongs to."""
+        return self.batch
+
+    def _fed_as(self, action: Action, tensor: Tensor) -> str:
+        """What home calls a tensor that is fed for an action."""
+        return tensor.name
 
     def _device(self, action: Action, index: int) -> str:
         return self.plan.stages[action.stage].devices[index]
@@ -187,7 +199,7 @@ class StepInstructions(UpdateInstructions):
             feed = InputBinding(
                 device=device,
                 value=value,
-                tensor=tensor.name,
+                tensor=self._fed_as(action, tensor),
                 micro_batch=action.micro_batch,
                 start=start * tensor.multiple,
                 stop=stop * tensor.multiple,

@@ -11,14 +11,22 @@ from potluck.schedule import policies
 from potluck.schedule.all_reduce import vector_elements
 from potluck.schedule.instructions import StepInstructions
 from potluck.schedule.ir import Schedule
-from potluck.schedule.micro_batches import Division, divide
+from potluck.schedule.late_instructions import (
+    LateInstructions,
+    check_late,
+    one_after_the_other,
+    steps_of,
+)
+from potluck.schedule.late_order import Judge, late_orders
+from potluck.schedule.late_walk import walk_late
+from potluck.schedule.micro_batches import Division, as_divided, divide
 from potluck.schedule.program_builder import Compiled, ProgramBuilder
 from potluck.schedule.shared_weights import holders_of
 from potluck.schedule.stage_graph import wire
 from potluck.schedule.standby import COPY, Standby
 from potluck.schedule.step import StageOutput, StepSpec, walk
 from potluck.schedule.step_update import StepUpdate, alike
-from potluck.schedule.validate import check
+from potluck.schedule.validate import check, check_one_step_late
 
 
 def compile_training(
@@ -91,6 +99,78 @@ def compile_training(
     )
     walk(spec, sink)
     return sink.programs.finish()
+
+
+def compile_late_training(
+    plan: Plan,
+    segments: tuple[Segment, ...],
+    update: StepUpdate,
+    rows: Sequence[int],
+    *,
+    home: str = HOME,
+    order: policies.Policy | None = None,
+    times: policies.Times | None = None,
+    judge: Judge | None = None,
+    fed_whole: bool = False,
+) -> Compiled:
+    """The program `train` of every device of `plan`: several steps, one after the other without
+    emptying the pipeline, whose gradients change the weights one step late (`late_walk`).
+
+    Their batches come as one, in this order. The losses of each step come home.
+
+    Parameters
+    ----------
+    plan
+        Which layers run where, in what shares.
+    segments
+        One per stage, in order.
+    update
+        What each stage's step is told.
+    rows
+        Of each step's batch.
+    home
+        What the notebook is called as a peer.
+    order
+        The schedule of the plan with the micro-batches of all steps; default: the soonest of some
+        (`late_orders`).
+    times
+        What the plan's stages take, as far as a profile says.
+    judge
+        What programs need and take, the best first; default: as `times` say.
+    fed_whole
+        As for `compile_training`.
+
+    Raises
+    ------
+    PlanError
+        The segments are not the plan's stages, or the schedule is not legal; or something would
+        have to be known of all stages, or replicas, before a step is taken.
+    """
+    check_late(plan, segments, update)
+    divisions = [divide(plan, segments, n) for n in rows]
+    division, steps = one_after_the_other(divisions), steps_of(divisions)
+    plans = [as_divided(plan, each) for each in (*divisions, division)]
+
+    def compiled(schedule: Schedule) -> Compiled:
+        spec = _spec(plan, segments, division, schedule, training=True)
+        check_one_step_late(schedule, steps)
+        sink = LateInstructions(
+            ProgramBuilder("train", plan.devices, home),
+            plan,
+            segments,
+            divisions,
+            spec,
+            step_update=update,
+            fed_whole=fed_whole,
+        )
+        walk_late(spec, sink, steps, len(rows))
+        return sink.programs.finish()
+
+    if order is not None:
+        return compiled(order(plans[-1]))
+    before = wire(plan, segments, training=True).before
+    known = late_orders(plans, before, steps, times)
+    return compiled(known[0]) if judge is None else min(map(compiled, known), key=judge)
 
 
 def compile_inference(

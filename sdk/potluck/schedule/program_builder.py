@@ -40,9 +40,9 @@ class ReceivedValue:
     """A value that home receives from `device` under the name `value`.
 
     kind "loss": the mean losses of so many `rows` each, one micro-batch after the other, or where
-    it `sums` their sums. "norm": that of all gradients. "output": entries [start, stop) of the
-    first dimension of output `tensor` over the whole batch. "state": the state `tensor` of
-    `segment`.
+    it `sums` their sums; of step `step` of the program. "norm": that of all gradients. "output":
+    entries [start, stop) of the first dimension of output `tensor` over the whole batch. "state":
+    the state `tensor` of `segment`.
     """
 
     device: str
@@ -54,6 +54,7 @@ class ReceivedValue:
     stop: int = 0
     rows: tuple[int, ...] = ()
     sums: bool = False
+    step: int = 0
     whole: bool = False
     segment: str = ""
     nbytes: int = 0
@@ -90,6 +91,11 @@ class Compiled:
     notes: Mapping[str, tuple[Annotation, ...]] = field(default_factory=dict)
     value_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     home: str = HOME
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of training that one execution takes."""
+        return max((result.step for result in self.results), default=0) + 1
 
     @property
     def together(self) -> bool:
@@ -162,11 +168,13 @@ class ProgramBuilder:
         note: Annotation,
         priority: int = 0,
         behind: Sequence[int] = (),
+        in_turn: bool = True,
         **attrs: Any,
     ) -> None:
         """Add an instruction to the compute resource; `outputs` gives each new value's bytes.
 
-        It also waits for the instructions `behind` which it stands.
+        It also waits for the instructions `behind` which it stands, and where it is not `in_turn`
+        for nothing else but its inputs.
 
         Parameters
         ----------
@@ -184,13 +192,15 @@ class ProgramBuilder:
             Smaller goes first, of what is ready.
         behind
             Ids of instructions to wait for.
+        in_turn
+            It waits for those of the device that were added before, and others for it.
         **attrs
             The operation's own attributes.
         """
-        after = (self._last[device],) if device in self._last else ()
-        self._last[device] = self._add(
-            device, op, inputs, outputs, (*after, *behind), priority, attrs, note
-        )
+        after = (self._last[device],) if in_turn and device in self._last else ()
+        added = self._add(device, op, inputs, outputs, (*after, *behind), priority, attrs, note)
+        if in_turn:
+            self._last[device] = added
 
     def send(
         self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0

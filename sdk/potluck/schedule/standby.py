@@ -229,7 +229,9 @@ def step_attributes(
     return found
 
 
-def feed_rates(programs: ProgramBuilder, update: StepUpdate, device: str, priority: int) -> None:
+def feed_rates(
+    programs: ProgramBuilder, update: StepUpdate, device: str, priority: int, name: str = RATES
+) -> None:
     """Home tells a device the settings of this step.
 
     Parameters
@@ -242,11 +244,13 @@ def feed_rates(programs: ProgramBuilder, update: StepUpdate, device: str, priori
         Its name.
     priority
         Smaller goes first.
+    name
+        What they are called.
     """
     feed = InputBinding(
         device=device,
-        value=RATES,
-        tensor=RATES,
+        value=name,
+        tensor=name,
         whole=True,
         nbytes=update.n_rates * RATE_BYTES,
         priority=priority,

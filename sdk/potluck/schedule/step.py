@@ -156,23 +156,25 @@ class StepSink(Protocol[T, V]):
 
 def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
     """Tell a whole step to `sink`; what one device does comes in the order in which it is done."""
-    step = _Walk(spec, sink)
+    step = StepWalk(spec, sink)
     for timestep, action in spec.order:
-        for index, share in enumerate(spec.division[action.stage][action.micro_batch].shares):
-            if share and action.kind == FORWARD:
-                step.forward(action, index, timestep)
-            elif share and spec.learns[action.stage] and action.kind == WEIGHT_GRADIENT:
-                sink.backward_weight(action, index, timestep)
-            elif share and spec.learns[action.stage]:
-                step.backward(action, index, timestep)
+        step.take(action, timestep)
     # A device that is in several stages does the pieces of all of them in this one order.
     if spec.training:
         step.send_losses()
         step.update()
 
 
-class _Walk(Generic[T, V]):
-    """Knows which values are on their way from stage to stage."""
+class StepWalk(Generic[T, V]):
+    """Knows which values are on their way from stage to stage.
+
+    Parameters
+    ----------
+    spec
+        What decides the step.
+    sink
+        Takes it down.
+    """
 
     def __init__(self, spec: StepSpec[T], sink: StepSink[T, V]) -> None:
         self.spec, self.sink = spec, sink
@@ -193,7 +195,26 @@ class _Walk(Generic[T, V]):
             [(p, k) for p, k in inputs if spec.outputs[p][k].gradient] for inputs in spec.inputs
         ]
 
-    def forward(self, action: Action, index: int, timestep: int) -> None:
+    def take(self, action: Action, timestep: int) -> None:
+        """What the devices of its stage do in an action.
+
+        Parameters
+        ----------
+        action
+            The next one of the order.
+        timestep
+            Its own.
+        """
+        spec = self.spec
+        for index, share in enumerate(spec.division[action.stage][action.micro_batch].shares):
+            if share and action.kind == FORWARD:
+                self._forward(action, index, timestep)
+            elif share and spec.learns[action.stage] and action.kind == WEIGHT_GRADIENT:
+                self.sink.backward_weight(action, index, timestep)
+            elif share and spec.learns[action.stage]:
+                self._backward(action, index, timestep)
+
+    def _forward(self, action: Action, index: int, timestep: int) -> None:
         """One micro-batch forward through a stage, on its device `index`."""
         spec, sink = self.spec, self.sink
         p = action.stage
@@ -209,7 +230,7 @@ class _Walk(Generic[T, V]):
         else:
             sink.answer(action, index, made, timestep)
 
-    def backward(self, action: Action, index: int, timestep: int) -> None:
+    def _backward(self, action: Action, index: int, timestep: int) -> None:
         """Its gradient back through the stage."""
         sink, p = self.sink, action.stage
         gradients = []

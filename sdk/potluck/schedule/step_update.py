@@ -9,6 +9,22 @@ RATES = "optimizer.rates"  # what home feeds of settings that change from step t
 RATE_BYTES = 8
 
 
+def named_in_step(name: str, number: int | None) -> str:
+    """What the value of one step is called in a program that has several.
+
+    >>> named_in_step("grad0", 3), named_in_step("grad0", None)
+    ('grad0.3', 'grad0')
+
+    Parameters
+    ----------
+    name
+        Of the value.
+    number
+        Of the step, from 0; None where there is one alone.
+    """
+    return name if number is None else f"{name}.{number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormLimit:
     """The norm of the gradients of all stages together is `max_norm` at the most; `order` 2 is

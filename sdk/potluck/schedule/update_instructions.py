@@ -21,8 +21,9 @@ from potluck.schedule.standby import (
     step_attributes,
 )
 from potluck.schedule.step import StepSpec
-from potluck.schedule.step_update import RATES, StepUpdate, alike
+from potluck.schedule.step_update import RATES, StepUpdate, alike, named_in_step
 
+FIRST = -1  # the priority of what others wait for
 SCALE, NORM = "scale", "norm"  # of all gradients: what they are multiplied by, and their norm
 
 
@@ -41,6 +42,7 @@ class UpdateInstructions:
         standbys: Sequence[Standby] = (),
         to: str = "",
         fed_whole: bool = False,
+        late_step: int | None = None,
     ) -> None:
         self.programs, self.plan = programs, plan
         self.segments, self.division = segments, division
@@ -49,10 +51,22 @@ class UpdateInstructions:
         self.shared = [name for name, _ in holders_of(segments)]
         self.standbys, self.to = standbys, to
         self.fed_whole = fed_whole
+        # the number of the step, where a program has several and their updates come late
+        self.late_step = late_step
         self.batch = division[-1][-1].stop
         # rows[stage][micro-batch][device index]: [first, stop) of the micro-batch
         self.rows = [[intervals(part.shares) for part in parts] for parts in division]
         self.fed: set[tuple[str, str]] = set()  # (device, value)
+
+    def named(self, name: str) -> str:
+        """What a value of this step is called.
+
+        Parameters
+        ----------
+        name
+            In a program of one step.
+        """
+        return named_in_step(name, self.late_step)
 
     # --- the end of a step ------------------------------------------------------------------------
 
@@ -60,16 +74,18 @@ class UpdateInstructions:
         """Gradients and statistics, weighted by the device's share of the batch."""
         rows = sum(part.shares[index] for part in self.division[p])
         item_bytes = self.segments[p].vector_item_bytes
-        name, nbytes = f"grad{p}", self.spec.n_elements[p] * item_bytes
+        name, nbytes = self.named(f"grad{p}"), self.spec.n_elements[p] * item_bytes
+        more: dict[str, Any] = {} if self.late_step is None else {"taken": True}
         self.programs.compute(
             self.plan.stages[p].devices[index],
             "gradients",
             [],
             {name: nbytes},
-            note=Annotation(label=f"{p} gradients", nbytes=nbytes),
+            note=Annotation(label=self.named(f"{p} gradients"), nbytes=nbytes),
             priority=priority,
             segment=self.segments[p].name,
             share_frac=rows / self.batch,
+            **more,
         )
         return name
 
@@ -77,7 +93,14 @@ class UpdateInstructions:
         """Of the devices of the stage."""
         devices, n_elements = self.plan.stages[p].devices, self.spec.n_elements[p]
         item_bytes = self.segments[p].vector_item_bytes
-        return RingInstructions(self.programs, devices, n_elements, item_bytes, f"ring{p}")
+        return RingInstructions(
+            self.programs,
+            devices,
+            n_elements,
+            item_bytes,
+            self.named(f"ring{p}"),
+            is_late=self.late_step is not None,
+        )
 
     def summed(self, p: int, vector: str, priority: int) -> None:
         """Standbys that copy the stage's updates get it."""
@@ -214,25 +237,28 @@ class UpdateInstructions:
             for way in (REPLAY, COPY):
                 self._show(p, device, scales[0], scale_value(p), way, priority)
         rates = self._rates(device, priority) if learns else []
+        more: dict[str, Any] = {} if self.late_step is None else {"late": True}
         self.programs.compute(
             device,
             "step",
             [*vectors, *scales, *rates],
             {},
-            note=self._note_of(p, "step"),
+            note=self._note_of(p, self.named("step")),
             priority=priority,
             segment=self.segments[p].name,
             **step_attributes(self.step_update, p, learns, vectors, scales, rates),
+            **more,
         )
 
     def _rates(self, device: str, priority: int) -> list[str]:
         """The settings of this step, where some change from step to step."""
         if not self.step_update.n_rates:
             return []
-        if (device, RATES) not in self.fed:
-            self.fed.add((device, RATES))
-            feed_rates(self.programs, self.step_update, device, priority)
-        return [RATES]
+        name = self.named(RATES)
+        if (device, name) not in self.fed:
+            self.fed.add((device, name))
+            feed_rates(self.programs, self.step_update, device, priority, name)
+        return [name]
 
     def _note_of(self, p: int, what: str) -> Annotation:
         segment = self.segments[p]
@@ -262,7 +288,11 @@ class UpdateInstructions:
 
 
 class RingInstructions:
-    """Takes an all-reduce over `devices` down as instructions; `tag` makes names unique."""
+    """Takes an all-reduce over `devices` down as instructions; `tag` makes names unique.
+
+    One that is late waits for nothing but its values, and goes before what is computed meanwhile:
+    its sums take little, and much is to be sent.
+    """
 
     def __init__(
         self,
@@ -271,8 +301,11 @@ class RingInstructions:
         n_elements: int,
         item_bytes: int,
         tag: str,
+        *,
+        is_late: bool = False,
     ) -> None:
         self._programs, self._devices = programs, devices
+        self._is_late = is_late
         self._item_bytes, self._tag = item_bytes, tag
         self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
 
@@ -313,7 +346,14 @@ class RingInstructions:
         nbytes = n_elements * self._item_bytes
         note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
         self._programs.compute(
-            self._devices[i], op, inputs, {name: nbytes}, note=note, priority=priority, **attrs
+            self._devices[i],
+            op,
+            inputs,
+            {name: nbytes},
+            note=note,
+            priority=FIRST if self._is_late else priority,
+            in_turn=not self._is_late,
+            **attrs,
         )
         return name
 

@@ -18,6 +18,8 @@ from potluck.schedule.ir import (
 from potluck.schedule.rows import meeting
 from potluck.schedule.stage_graph import Before, behind, chain
 
+_IN_ORDER = "Deploy with schedule='1f1b', or leave out one_step_late=."
+
 
 def needs(
     stage: int, kind: str, before: Before, *, split: bool = False
@@ -94,6 +96,41 @@ def check(
     if max_kept is not None:
         _within_depth(schedule, max_kept)
     return in_order(schedule, before, counts, split=split)
+
+
+def check_one_step_late(schedule: Schedule, steps: Sequence[Sequence[int]]) -> None:
+    """Whether a stage has what its updates wait for: it begins a step with all its backwards of the
+    step before the last one done, and ends a step's backwards before the next one's begin.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions, legal otherwise.
+    steps
+        Per stage, the step of each micro-batch.
+
+    Raises
+    ------
+    PlanError
+        It cannot wait so. The message draws the schedule up to the first error.
+    """
+    left = [[numbers.count(j) for j in range(max(numbers) + 1)] for numbers in steps]
+    for r, row in enumerate(schedule):
+        for column, action in enumerate(row):
+            p, kind, m = action
+            j = steps[p][m]
+            if kind == FORWARD and any(left[p][: max(0, j - 1)]):
+                why = f"{action} begins step {j}, and backwards of step {j - 2} are not done"
+                why += ": its weights would be more than one step late"
+                _refuse(schedule, r, column, why, _IN_ORDER)
+            if kind in (INPUT_GRADIENT, WEIGHT_GRADIENT):
+                why = f"{action} is part of a backward, and updates that come late need whole ones"
+                _refuse(schedule, r, column, why, _IN_ORDER)
+            if kind == BACKWARD:
+                if any(left[p][:j]):
+                    why = f"{action} is of step {j}, and backwards of step {j - 1} are not done"
+                    _refuse(schedule, r, column, why, _IN_ORDER)
+                left[p][j] -= 1
 
 
 def in_order(
@@ -205,8 +242,9 @@ def _within_depth(schedule: Schedule, max_kept: Sequence[int]) -> None:
                 _refuse(schedule, r, column, why)
 
 
-def _refuse(schedule: Schedule, row: int, column: int, why: str) -> None:
-    raise PlanError(f"The schedule does not hold: {why}.\n{grid(schedule, row, column)}")
+def _refuse(schedule: Schedule, row: int, column: int, why: str, next_step: str = "") -> None:
+    text = f"The schedule does not hold: {why}.\n{grid(schedule, row, column)}"
+    raise PlanError(text + "\n" * bool(next_step), next_step=next_step)
 
 
 def grid(schedule: Schedule, row: int | None = None, column: int = 0) -> str:

@@ -70,6 +70,7 @@ def peak_bytes(
             changes += held(since, last[value], sizes[value])
     changes.sort()
     static = _static_bytes(table, notes, program.instructions)
+    static += _second_versions(notes, program.instructions)
     return static + max(accumulate((nbytes for _, nbytes in changes), initial=0))
 
 
@@ -140,6 +141,12 @@ def _second_gradients(
 
 def _key(item: Instruction) -> _Key:
     return item.attrs["segment"], item.attrs["key"]
+
+
+def _second_versions(notes: Sequence[Annotation], instructions: Sequence[Instruction]) -> int:
+    """Weights that are there twice, as backwards need older ones than forwards."""
+    late = [item for item in instructions if item.op == "step" and item.attrs.get("late")]
+    return sum({item.attrs["segment"]: notes[item.id].nbytes for item in late}.values())
 
 
 def _static_bytes(

@@ -121,6 +121,7 @@ PROMISED = {
     "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"}
     | {"lab_speedup_deepcee_cnn", "lab_prediction_error_median_frac"},
     "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"}
+    | {"late_s_10", "late_speedup_bert-small_10"}
     | {"rounded_s_10", "rounded_speedup_bert-small_10"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "papers": {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from potluck.errors import ProtocolError
-from potluck.run.device_group import loss_of
+from potluck.run.device_group import losses_of
 from potluck.schedule import ReceivedValue
 from potluck.sessions.traffic import Raw
 
@@ -15,7 +15,8 @@ ASKED = ReceivedValue(device="tv", value="losses", tensor="", kind="loss", rows=
 def checked_loss(dtype: str, shape: tuple[int, ...], n_bytes: int) -> float:
     raw = Raw(dtype=dtype, shape=shape, data=bytearray(n_bytes))
     execution = SimpleNamespace(outputs={("tv", "losses"): raw})
-    return loss_of(execution, SimpleNamespace(results=[ASKED]))
+    (loss,) = losses_of(execution, SimpleNamespace(results=[ASKED], n_steps=1))
+    return loss
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,14 @@ def added(parts):
     return [sum(column) for column in zip(*parts, strict=True)]
 
 
-def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined, add=added):
+def execute(
+    compiled, feeds, run, backward, vectors, pick=None, *, concat=joined, add=added, step=None
+):
     """Carry out all programs by readiness; returns what home received: {(device, value): rows}.
 
     `run(device, attrs, inputs, n_outputs)` and `backward(...)` give the outputs; `vectors(device,
-    attrs)` is the flat gradient; `pick(n)` chooses among n ready instructions. Raises when nothing
-    is ready but something is left.
+    attrs)` is the flat gradient; `pick(n)` chooses among n ready instructions; `step(device, attrs,
+    vector)` hears of each step. Raises when nothing is ready but something is left.
     """
     values = {device: {} for device in compiled.programs}
     inbox = {device: {} for device in compiled.programs}
@@ -145,6 +147,8 @@ def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined
             outputs = [vectors(device, attrs)]
         elif item.op == "step":
             steps[device, attrs["segment"]] = inputs[0] if inputs else None
+            if step is not None:
+                step(device, attrs, steps[device, attrs["segment"]])
             outputs = []
         elif item.op == "run":
             outputs = run(device, attrs, inputs, len(item.outputs))
