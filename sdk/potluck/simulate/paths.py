@@ -1,6 +1,7 @@
 """A problem's network and shared processors in numbers, as task graphs need them."""
 
 from collections.abc import Sequence
+from math import inf
 
 from potluck.records import HOME, Problem
 from potluck.simulate.engine import TaskGraph
@@ -24,7 +25,10 @@ class Paths:
     def __init__(self, problem: Problem, home: str = HOME) -> None:
         self._network, self._home = problem.network, home
         self._devices = {device.name: device for device in problem.devices}
-        cores = {device.host: device.host_cores for device in problem.devices if device.host_cores}
+        cores: dict[str, float] = {}
+        for device in problem.devices:
+            if device.host_cores:  # the least that was measured on any of one host
+                cores[device.host] = min(device.host_cores, cores.get(device.host, inf))
         self._hosts = {host: number for number, host in enumerate(cores)}
         self._graph = TaskGraph(
             capacity=[medium.capacity_bytes_per_s for medium in problem.network.media],

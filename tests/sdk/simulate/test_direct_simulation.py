@@ -205,6 +205,20 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
 
 
 @pytest.mark.parametrize("seed", range(12))
+def test_the_order_in_which_devices_are_listed_changes_no_prediction(seed):
+    """Also where those of one host were measured apart, and disagree about its cores."""
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    devices = [replace(d, host="box", host_cores=1.0 + i) for i, d in enumerate(problem.devices)]
+    plan = random_plan(rng, problem)
+    predicted = {
+        Direct(problem, CostTable(problem)).run(plan).latency_s
+        for problem in (replace(problem, devices=tuple(d)) for d in (devices, devices[::-1]))
+    }
+    assert max(predicted) == pytest.approx(min(predicted))
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_joules_of_a_request_do_not_depend_on_how_many_are_simulated(seed, monkeypatch):
     rng = random.Random(seed)
     problem = replace(random_problem(rng), workload=Inference(batch=4, streaming=True))
