@@ -14,7 +14,7 @@ from potluck.coordinator.coordinator_group import CoordinatorGroup, Seat, lease_
 from potluck.coordinator.job import COMING, JOURNAL, SAVED, START, digest
 from potluck.coordinator.job_files import make_latest
 from potluck.coordinator.job_upload import JobUpload
-from potluck.coordinator.journal import Journal, Prefix, Progress
+from potluck.coordinator.journal import ENDED, Journal, Prefix, Progress
 from potluck.coordinator.journal_copy import JournalCopy
 from potluck.coordinator.periodic_task import THREADS, Pace
 from potluck.coordinator.state_size import check_size, most_state_bytes
@@ -209,9 +209,11 @@ class SharedJob:
             return
         progress = self._copied().progress
         self._copy = self._coming = None
-        if not progress.is_over or self._wanted:
+        name, step = self._latest_state(progress)
+        # the last state may have gone with who acted: then it is computed again
+        is_lost = progress.state == ENDED and step < progress.saved[1]
+        if not progress.is_over or self._wanted or is_lost:
             self._wanted = False
-            name, step = self._latest_state(progress)
             if not name:
                 raise FileError(f"{self._folder} has no state.", path=str(self._folder))
             self._begun = acts["term"]

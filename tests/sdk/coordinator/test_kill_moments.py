@@ -13,6 +13,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.coordinator.journal import ENDED
+from potluck.errors import FileError, HomeError
 from potluck.run import checkpoint
 from potluck.testing.memory import memory_home
 
@@ -113,10 +114,10 @@ class Watched(Coordinators):
             training = training or self.attached((*self.alive, *self.names)[0])
             return training.state
 
-        until(lambda: again(looked) not in ("waiting", "training"))
+        until(lambda: again(looked) not in ("waiting", "training") and self.holders())
         assert (training.state, training.why, training.step) == (ENDED, "", N_STEPS)
         assert training.losses == self.case.losses[N_BEFORE:]
-        name, *_ = [each for each in tuple(self.alive) if self._has_it(each)]
+        name, *_ = self.holders()
         state = checkpoint.load(self.disk(name) / JOB / self.progress(name).saved[0])
         assert state.step == N_STEPS
         for key, tensor in state.weights.items():
@@ -126,9 +127,22 @@ class Watched(Coordinators):
         """Whether nothing is left to train."""
         return any(self.progress(name).is_over for name in tuple(self.alive))
 
-    def _has_it(self, name):
+    def holders(self):
+        """Of those that are there, who knows that it has ended and has what was learned."""
+        return [name for name in tuple(self.alive) if self.knows_end(name) and self.has_end(name)]
+
+    def knows_end(self, name):
+        """Whether its journal says so."""
         progress = self.progress(name)
         return progress.state == ENDED and progress.saved[1] == N_STEPS
+
+    def has_end(self, name):
+        """Whether the last state is there."""
+        try:
+            path = self.disk(name) / JOB / self.progress(name).saved[0]
+            return checkpoint.step_of(path) == N_STEPS
+        except FileError:
+            return False
 
 
 def moments(n, most, kind):
@@ -164,6 +178,25 @@ def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
     training = home.shared()
     home.inject(moment, lambda: home.kill("A"))
     home.ends(training)
+
+
+def test_who_has_the_last_state_alone_is_killed_and_it_is_computed_again(home, monkeypatch):
+    training, killed = home.shared(), []
+    carry = home.carry
+
+    def struck(place, what, data, about):
+        if what == "read" and home.progress("A").saved[1] == N_STEPS:
+            if home.knows_end("B") and not killed:
+                killed.append(home.kill("A"))
+            raise HomeError("not now.", is_silent=True)
+        return carry(place, what, data, about)
+
+    monkeypatch.setattr(home, "carry", struck)
+    until(lambda: killed)
+    assert not home.has_end("B")
+    monkeypatch.undo()
+    home.ends(training)
+    assert home.has_end("B")
 
 
 @sample(60, "hand-over", 0)  # half a minute, now and then
