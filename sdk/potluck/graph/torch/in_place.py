@@ -25,6 +25,16 @@ _RESHAPES = frozenset(
     | {"reshape_as"}
 )
 
+# what changes the shape of its argument alone, and no value that others see
+_RESHAPING = {
+    _ATEN.squeeze_.default: _ATEN.squeeze.default,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
+    _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+    _ATEN.transpose_.default: _ATEN.transpose.int,
+    _ATEN.t_.default: _ATEN.t.default,
+}
+
 
 def without_changes(program: Any) -> None:
     """Write every change in place, of what the program itself made, as a new value."""
@@ -73,6 +83,9 @@ class _Rewrite:
     def apply(self) -> None:
         self.order = {node: place for place, node in enumerate(self.graph.nodes)}
         target = self.node.args[0]
+        if self.node.target in _RESHAPING and target.op != "placeholder":
+            self._reshape(target)
+            return
         base, chain = _chain(target)
         views = self._views(base)
         name = str(self.node.target)
@@ -96,6 +109,15 @@ class _Rewrite:
         for old, new in self.again.items():
             old.replace_all_uses_with(new, delete_user_cb=self._is_later)
         self.node.replace_all_uses_with(self.again.get(target, changed))
+        self.graph.erase_node(self.node)
+
+    def _reshape(self, target: Any) -> None:
+        """Who reads the target later sees it in its new shape; other views of it stay."""
+        with self.graph.inserting_before(self.node):
+            again = _RESHAPING[self.node.target]
+            new = self._call(again, self.node.args, self.node, self.node.kwargs)
+        target.replace_all_uses_with(new, delete_user_cb=self._is_later)
+        self.node.replace_all_uses_with(new)
         self.graph.erase_node(self.node)
 
     def _is_later(self, user: Any) -> bool:

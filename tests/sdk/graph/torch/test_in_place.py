@@ -83,10 +83,33 @@ def after_a_dropout(x):
     return y * z
 
 
+def a_shape(x):
+    y = (x * 2.0).unsqueeze_(1)
+    z = y.expand(-1, 6, -1) * 1.0
+    z.transpose_(1, 2)
+    w = z.sum(2, keepdim=True).squeeze_(-1)
+    return w + y.squeeze_(1)
+
+
+def a_shape_beside_another_view(x):
+    y = x * 1.0
+    first = y[:, :3]
+    first.unsqueeze_(1)
+    first.mul_(2.0)
+    return y * first.sum((1, 2))[:, None]
+
+
+def a_quantile(x):
+    kept = x.quantile(0.7, dim=1, keepdim=True)
+    several = x.quantile(torch.tensor([0.2, 0.9]), dim=1)
+    return x * kept + (x.quantile(0.3, dim=1) * x[:, 0])[:, None] + several.sum(0)[:, None]
+
+
 LINES = [
     *(a_slice, a_slice_of_a_view, seen_through_another_view, twice, by_a_mask),
     *(by_an_index, of_another_type, a_transposed_one),
     *(of_what_a_change_gave_back, a_copy_whose_source_changes, after_a_dropout),
+    *(a_shape, a_shape_beside_another_view, a_quantile),
 ]
 
 
