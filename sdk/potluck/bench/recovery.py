@@ -48,6 +48,7 @@ DEMO = "demo"  # of no homes: quick, for a look
 HOMES = ("asteroid-a-100", "asteroid-a-1000", "smart-home-2")
 TIMEOUT_S = 120.0
 LEARNING_RATE = 1e-3
+LEAST_LOSS_FRAC = 1e-3
 
 
 @dataclass(slots=True)
@@ -193,7 +194,9 @@ class RecoveryCase:
         self._without_us(running, found)
 
     def _difference(self, losses: Any) -> float:
-        """From the losses of one machine, at most; relative."""
+        """From the losses of one machine, at most, by these; below a thousandth of the first loss, by
+        that: training goes on upon one batch until nothing but rounding is left.
+        """
         import copy
 
         import torch
@@ -201,13 +204,14 @@ class RecoveryCase:
         alone = copy.deepcopy(self.network)
         optimizer = torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)
         x, y = self.batch
-        largest = 0.0
+        largest = least = 0.0
         for loss in losses:
             wanted = self.loss(alone(x), y)
             optimizer.zero_grad()
             wanted.backward()
             optimizer.step()
-            largest = max(largest, abs(loss - wanted.item()) / abs(wanted.item()))
+            least = least or LEAST_LOSS_FRAC * wanted.item()
+            largest = max(largest, abs(loss - wanted.item()) / max(wanted.item(), least))
         return largest
 
     def _without_us(self, running: "Run", found: RecoveryTimes) -> None:
