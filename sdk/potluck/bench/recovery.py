@@ -194,8 +194,8 @@ class RecoveryCase:
         self._without_us(running, found)
 
     def _difference(self, losses: Any) -> float:
-        """From the losses of one machine, at most, by these; below a thousandth of the first loss, by
-        that: training goes on upon one batch until nothing but rounding is left.
+        """From the losses of one machine, at most, as a part of these; below a thousandth of the
+        first loss, of that: training goes on upon one batch until rounding is all that is left.
         """
         import copy
 

@@ -98,7 +98,8 @@ def _compared(
     model = Model.from_torch(network, x, loss=loss, example_targets=y, name=kind)
     problem = home.profile(model).wait().problem(Training(batch=batch))
     judging = Judging(problem, N_CANDIDATES)
-    plans: dict[str, Plan | None] = {OURS: make_plans(problem, schedules=names_of(ANY)).best}
+    ours = make_plans(problem, order_transfers=True, schedules=names_of(ANY)).best
+    plans: dict[str, Plan | None] = {OURS: ours}
     plans |= {name: judging.first(judging.liked(planner)) for name, planner in planners.items()}
     for name, plan in plans.items():
         if plan is not None:

@@ -52,8 +52,9 @@ def plan(
     budget_s
         How long our own planner may look for better plans; by default a second or some.
     order_transfers, refine_s
-        Whether its first plans are ranked as they are predicted step after step, with their
-        transfers in order, as `home.deploy` finds it. CP-SAT (ortools) may better that for
+        Whether its first plans, and those that would be the first if each batch were there already,
+        are ranked as they are predicted step after step, with their transfers in order, as
+        `home.deploy` finds it. CP-SAT (ortools) may better that for
         `refine_s` seconds, as it may there. Takes seconds.
     schedules
         Names of policies that its best plans for training are tried with, beside 1F1B; "any" tries

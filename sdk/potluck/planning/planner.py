@@ -17,14 +17,14 @@ from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
-from potluck.planning.rerank import rerank
+from potluck.planning.rerank import N_PLANS, rerank
 from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import best_s, promising, scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.planning.search_passes import SearchPass, may_hide_plans
 from potluck.planning.stage_sizes import better_sizes
 from potluck.planning.tensor_parallel import has_lanes, plan_lanes
-from potluck.records import Plan, Problem, Training
+from potluck.records import HOME, Path, Plan, Problem, Training
 from potluck.simulate import cost
 from potluck.simulate.simulator_cache import SimulatorCache
 
@@ -193,7 +193,7 @@ def _made(
         raise feasibility.infeasible(stated, judged)
     holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if order_transfers or refine_s > 0:
-        ranked = rerank(problem, holding, refine_s)
+        ranked = rerank(problem, holding, refine_s, also=_fed_ahead(look))
         unused = feasibility.why_unused(problem, ranked[0][0], judged)
         holding = [plan for _, plan in ranked]
         holding[0] = replace(holding[0], unused=unused)
@@ -202,6 +202,23 @@ def _made(
         hurries = is_late if timed or not is_many(problem) else lambda: True
         holding[0] = _certified(problem, table, holding, judged, hurries)
     return Plans(tuple(replace(plan, problem=stated) for plan in holding))
+
+
+def _fed_ahead(look: SearchPass) -> list[Plan]:
+    """Judged plans of a home where each device has its rows already, the best there first: step
+    after step they come while the step before is computed.
+    """
+    problem = look.problem
+    if not isinstance(problem.workload, Training):
+        return []
+    at_once = {pair: Path(media=()) for pair in problem.network.paths if pair[0] == HOME}
+    network = replace(problem.network, paths={**problem.network.paths, **at_once})
+    fed = replace(problem, network=network)
+    table = look.table.sibling(fed)
+    there = replace(look, problem=fed, table=table, simulator=SimulatorCache(fed, table))
+    found = _different(_best_of(fed, there.plans()), table)[:N_PLANS]
+    judged = [judge(problem, plan, look.table, look.simulator) for plan in found]
+    return [plan for plan in judged if not feasibility.breaches(problem, plan)]
 
 
 def _best_of(problem: Problem, judged: Sequence[Plan]) -> list[Plan]:

@@ -17,7 +17,7 @@ N_PLANS = 6  # that are looked at again
 
 
 def rerank(
-    problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0
+    problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0, *, also: Sequence[Plan] = ()
 ) -> list[tuple[Plan, Plan]]:
     """Each of these plans as judged and as predicted: the first of them by what is predicted, then
     the others as judged.
@@ -37,16 +37,23 @@ def rerank(
         Judged, the best first.
     refine_s
         Seconds of CP-SAT, all plans together.
+    also
+        More plans that are looked at, judged as well.
     """
     as_judged = [(plan, plan) for plan in plans]
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return as_judged
-    predicted = [(plan, _predicted(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
+    first = {_way(plan): plan for plan in (*plans[:N_PLANS], *also)}
+    others = [pair for pair in as_judged if _way(pair[0]) not in first]
+    predicted = [
+        (plan, _predicted(problem, plan, refine_s / len(first))) for plan in first.values()
+    ]
     holding = [pair for pair in predicted if not feasibility.breaches(problem, pair[1])]
-    return (
-        sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:]
-        or as_judged
-    )
+    return sorted(holding, key=lambda pair: preference(pair[1], problem)) + others or as_judged
+
+
+def _way(plan: Plan) -> tuple[object, ...]:
+    return plan.stages, plan.micro_batch, plan.schedule
 
 
 def _predicted(problem: Problem, plan: Plan, refine_s: float) -> Plan:

@@ -12,7 +12,19 @@ from potluck.planning import make_plans
 from potluck.planning.api import solve
 from potluck.planning.evaluate import compile_plan
 from potluck.planning.rerank import N_PLANS, rerank
-from potluck.records import Inference, QoE, Training
+from potluck.records import (
+    HOME,
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Problem,
+    QoE,
+    Training,
+)
 from potluck.simulate.predict import predict_steps
 
 
@@ -79,3 +91,41 @@ def test_requests_that_stream_are_left_as_they_are():
 def test_other_planners_know_no_turns():
     with pytest.raises(UserError, match=r"'dora' plans no order of transfers"):
         solve(congested(30), "dora", order_transfers=True)
+
+
+def pair():
+    """Two devices alike; the notebook is on the first, and sends rows half as fast as they are
+    computed.
+    """
+    wire, row_s = Path(media=(("wire", 1),)), 0.1
+    paths = {("a", "b"): wire, ("b", "a"): wire, (HOME, "b"): wire, ("b", HOME): wire}
+    layers = [
+        Layer(name=name, parameter_bytes=100, output_bytes=4000, gradient_bytes=4000)
+        for name in ("first", "second")
+    ]
+    cost = LayerCost(
+        rows=(1, 8), forward_s=(row_s / 4, 2 * row_s), backward_s=(row_s / 4, 2 * row_s)
+    )
+    return Problem(
+        model="two layers",
+        workload=Training(batch=8, micro_batch=8),
+        qoe=QoE(),
+        devices=tuple(Device(name=name, memory_bytes=10**9) for name in "ab"),
+        network=Network(
+            media=(Medium(name="wire", capacity_bytes_per_s=1e5),),
+            paths=paths | {(HOME, "a"): Path(media=()), ("a", HOME): Path(media=())},
+        ),
+        layers=tuple(layers),
+        costs=dict.fromkeys("ab", (cost, cost)),
+        input_bytes=5000,
+    )
+
+
+def test_rows_that_come_while_the_step_before_is_computed_are_not_waited_for():
+    problem = pair()
+    alone, steady = make_plans(problem), make_plans(problem, order_transfers=True)
+    assert alone.best.stages[0].shares == (5, 3)
+    assert steady.best.stages[0].shares == (4, 4)
+    assert steady.best.latency_s < step_s(problem, alone.best)
+    found = [(plan.stages, plan.micro_batch, plan.schedule) for plan in steady]
+    assert len(found) == len(set(found))
