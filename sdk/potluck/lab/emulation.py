@@ -17,12 +17,15 @@ from potluck.profile.library import HomeSpec, load_home
 from potluck.provenance import SIMULATED
 from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
 from potluck.sessions.agent_specs import Spec
+from potluck_wire.limits import HANDSHAKE_S
 
 # One encrypted stream between two agents that share two x86 cores with others carries some 150
 # MB/s.
 MAX_LINK_BYTES_PER_S = 60e6
 # of a core, that real work may fill; the rest is for agents, encryption and shaping
 FULL_FRAC = 0.8
+ROUND_TRIPS = 4  # until a connection stands: of TCP one, of CURVE three
+MAX_LATENCY_S = HANDSHAKE_S / ROUND_TRIPS / 2
 DISPATCH_S = 2e-3  # an optimizer step that takes less is dispatch, once a step, whatever the device
 # of a pass through the model: a layer that is played to take less may take as much, which no step
 # shows
@@ -57,6 +60,16 @@ class Emulation:
         self._check_links(replace(self.home.network, media=tuple(changed)))
 
     def _check_links(self, network: Network) -> None:
+        waits_s = {pair: self.time_scale * path.latency_s for pair, path in network.paths.items()}
+        longest = max(waits_s, key=waits_s.__getitem__, default=None)
+        if longest is not None and waits_s[longest] > MAX_LATENCY_S:
+            most = floor(self.time_scale * MAX_LATENCY_S / waits_s[longest])
+            raise UserError(
+                f"{self.home.name}: what {longest[0]} sends to {longest[1]} would be under way for "
+                f"{waits_s[longest]:.2g} s, and agents give a connection {HANDSHAKE_S:g} s to be "
+                f"made, which are {ROUND_TRIPS} round trips.",
+                next_step=f"Take a time_scale of {most} or less, or a home with shorter paths.",
+            )
         rates = {
             pair: network.bandwidth(*pair) for pair, path in network.paths.items() if path.media
         }

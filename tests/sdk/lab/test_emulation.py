@@ -61,6 +61,20 @@ def test_so_are_those_that_a_script_would_make_too_fast(tiny):
     emulation(tiny, caught.value.facts["time_scale"]).check_rate("air", 2e9)
 
 
+def test_paths_that_no_connection_is_made_over_are_refused_with_a_time_scale_that_does(tmp_path):
+    about = 'basis = "estimate", source = "a test"'
+    rates = ", ".join(
+        f"{way}_bytes_per_s = {{ value = 1e7, {about} }}" for way in ("there", "back")
+    )
+    latency = f"latency_s = {{ value = 0.01, {about} }}"
+    link = f'{{ sites = ["here", "there"], {rates}, {latency} }}'
+    sites = ("here", "here", "there")
+    far = write_home(tmp_path, "far", topology="sites", sites=sites, links=link)
+    with pytest.raises(UserError, match=r"0\.3 s, .* 4 round trips.* time_scale of 25 or less"):
+        emulation(far, 30)
+    emulation(far, 25)
+
+
 def cost(forward_s):
     return LayerCost(rows=(1,), forward_s=(forward_s,))
 
