@@ -287,7 +287,8 @@ def _reordered(traced: Traced, ref: Ref) -> bool:
         if _packet(node) in _REORDER:
             source = _unshaped(traced, node_refs(node)[0]).value - traced.graph.first_node
             return source < 0 or KIND_OF[traced.graph.nodes[source].op] != "attention"
-        if not _is_view(traced, node):
+        # what may be a view is one of a value in order, or a copy
+        if _packet(node) in _MAYBE_VIEWS or not _is_view(traced, node):
             return False
         ref = node_refs(node)[0]
     return False

@@ -226,3 +226,15 @@ def test_what_is_the_same_for_all_rows_is_no_work_of_a_row():
 
     (layer,) = Model.from_torch(Masked(), torch.zeros(2, 300), max_layers=1).layers(False)
     assert layer.working_bytes <= 3 * 4 * 300
+
+
+@pytest.mark.timeout(60)
+def test_a_hundred_reshapes_in_a_row_are_looked_at_one_by_one():
+    class Reshaped(nn.Module):
+        def forward(self, x):
+            for _ in range(50):
+                x = x.reshape(-1, 6).reshape(-1, 2, 3)
+            return x
+
+    model = Model.from_torch(nn.Sequential(nn.Linear(3, 3), Reshaped()), torch.randn(2, 2, 3))
+    assert sum(layer.forward_flop for layer in model.layers()) == 2 * 2 * 3 * 3
