@@ -150,7 +150,10 @@ def run(settings: Mapping[str, float]) -> Result:
     found = _on_paper(settings) if settings["paper"] else {}
     if settings["lab_steps"]:
         found |= regions_lab.figures(
-            ALL, int(settings["lab_batch"]), int(settings["lab_steps"]), settings["lab_time_scale"]
+            {DATA_PARALLEL: FREE[DATA_PARALLEL], **ALL},
+            int(settings["lab_batch"]),
+            int(settings["lab_steps"]),
+            settings["lab_time_scale"],
         )
     notes = (
         "ours leaves devices out; the paper's systems run on all 22. "
