@@ -11,14 +11,14 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.checkpoint import MAX_SEED, Checkpoint
-from potluck.run.compiled_plan import CompiledPlan
 from potluck.run.device_wait import PATIENCE_S
 from potluck.run.engine import RunEngine
 from potluck.run.run import Run
 from potluck.run.snapshots import Protection, Snapshot, check_protect
+from potluck.run.state_transfer import completed
 from potluck.run.tensors import kept
 from potluck.run.update_source import UpdateSource, source_of
-from potluck.run.weight_update import PLAIN, Update, is_average, keep_alike
+from potluck.run.weight_update import PLAIN, Update, keep_alike
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
@@ -184,27 +184,6 @@ def _go_on(engine: RunEngine, model: Any, saved: Checkpoint) -> "Mapping[str, to
     if saved.position is not None:
         engine.positions[saved.step] = saved.position
     return moments
-
-
-def completed(
-    moments: "Mapping[str, torch.Tensor]",
-    weights: "Mapping[str, torch.Tensor]",
-    compiled_plan: CompiledPlan,
-) -> "Mapping[str, torch.Tensor]":
-    """What a saved run kept of its optimizer, as far as the compiled plan wants it; a moving
-    average that the run had not begins at its weights.
-
-    Parameters
-    ----------
-    moments, weights
-        Of the saved run, by name.
-    compiled_plan
-        Of the run that goes on with them.
-    """
-    states = compiled_plan.states(optimizer=True, weights=False).values()
-    names = [state.name for rows in states for state in rows]
-    begun = {name: weights[name.partition(":")[2]] for name in names if is_average(name)}
-    return {name: moments[name] if name in moments else begun[name] for name in names}
 
 
 def _protection(

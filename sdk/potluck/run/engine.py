@@ -29,7 +29,7 @@ from potluck.run.snapshots import Protection, in_other_batches, is_loss
 from potluck.run.state_transfer import RunState
 from potluck.run.step_boundary import Boundary
 from potluck.run.tensors import padded
-from potluck.run.weight_update import Update, carried
+from potluck.run.weight_update import Update
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.sessions import failures
@@ -477,8 +477,7 @@ class RunEngine:
         self.forget_copies()
         old, new = self.active, self.next_compiled_plan(plan, optimizer, sizes)
         self.check_known()
-        goes_on = plan.training and self.step > 0 and not afresh
-        kept = carried(old.optimizer, optimizer) if goes_on else frozenset()
+        kept, moments = self.state.going_over(new, afresh=afresh)
         holders = holding(old.plan, old.segments, old.states(optimizer=True, slots=kept), old.epoch)
         states = new.states(optimizer=True, slots=kept)
         move = compile_move(MOVE, holders, targets(plan, new.segments, states))
@@ -489,6 +488,7 @@ class RunEngine:
         except PotluckError:
             self.group.drop(new.epoch, devices)
             raise
+        self.state.hand_back(moments)
 
     def commit(self, new: CompiledPlan) -> None:
         """Put a prepared compiled plan into force, first where no other is at stake.

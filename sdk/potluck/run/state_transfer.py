@@ -9,12 +9,14 @@ from potluck import units
 from potluck.run.compiled_plan import MOMENTS, PULL, PUSH
 from potluck.run.device_group import state_types, states_of
 from potluck.run.snapshots import Snapshot
+from potluck.run.weight_update import carried, is_average, is_retyped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
+    from potluck.run.compiled_plan import CompiledPlan
     from potluck.run.engine import RunEngine
     from potluck.schedule import Compiled
     from potluck.sessions.events import ExecutionResult
@@ -95,6 +97,8 @@ class RunState:
         """
         compiled = self._engine.active.compiled.get(PUSH + MOMENTS * moments)
         if compiled is not None:
+            if moments:
+                states = self._as_kept(states)
             execution = self._move(compiled, states, offered=offered)
             if offered:
                 self.deployed = DeployedWeights(
@@ -107,6 +111,45 @@ class RunState:
                 for feed in compiled.feeds
                 if offered and keeps(feed.device)
             }
+
+    def _as_kept(self, moments: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """In the types that the optimizer in force keeps them in: those of another may be wider."""
+        import torch
+
+        types = state_types(self._engine.model, self._engine.active.optimizer)
+        return {n: each.to(getattr(torch, types[n].dtype)) for n, each in moments.items()}
+
+    def going_over(
+        self, new: "CompiledPlan", *, afresh: bool
+    ) -> "tuple[frozenset[str], Mapping[str, torch.Tensor]]":
+        """The slots of the optimizer that devices pass on to a compiled plan as they are; or where
+        it keeps them in another type, all that is kept, which comes home for that (`hand_back`).
+
+        Parameters
+        ----------
+        new
+            Not in force yet.
+        afresh
+            Its optimizer begins without state.
+        """
+        engine, before = self._engine, self._engine.active.optimizer
+        if afresh or not new.plan.training or engine.step == 0:
+            return frozenset(), {}
+        kept = carried(before, new.optimizer)
+        if not kept or not is_retyped(before, new.optimizer):
+            return kept, {}
+        return frozenset(), completed(self.pull(moments=True), self.weights(), new)
+
+    def hand_back(self, moments: "Mapping[str, torch.Tensor]") -> None:
+        """What came home to go over, in its new type.
+
+        Parameters
+        ----------
+        moments
+            By name; none: devices passed on what there is.
+        """
+        if moments:
+            self.push(moments, moments=True)
 
     def _move(
         self,
@@ -135,3 +178,24 @@ class RunState:
             weights=self.weights(),
             moments=self.pull(moments=True) if engine.step else {},
         )
+
+
+def completed(
+    moments: "Mapping[str, torch.Tensor]",
+    weights: "Mapping[str, torch.Tensor]",
+    compiled_plan: "CompiledPlan",
+) -> "Mapping[str, torch.Tensor]":
+    """What a run kept of its optimizer, as far as the compiled plan wants it; a moving average that
+    the run had not begins at its weights.
+
+    Parameters
+    ----------
+    moments, weights
+        Of the run as it was, by name.
+    compiled_plan
+        Of the run that goes on with them.
+    """
+    states = compiled_plan.states(optimizer=True, weights=False).values()
+    names = [state.name for rows in states for state in rows]
+    begun = {name: weights[name.partition(":")[2]] for name in names if is_average(name)}
+    return {name: moments[name] if name in moments else begun[name] for name in names}

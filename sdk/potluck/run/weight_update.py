@@ -294,6 +294,17 @@ def keep_alike(one: Update, other: Update) -> bool:
     )
 
 
+def is_retyped(old: Update | None, new: Update | None) -> bool:
+    """Whether one keeps its moments in bfloat16 and the other does not.
+
+    Parameters
+    ----------
+    old, new
+        None: of a compiled plan that does not train.
+    """
+    return old is not None and new is not None and old.halves != new.halves
+
+
 def is_average(state: str) -> bool:
     """Whether this names a moving average of weights.
 

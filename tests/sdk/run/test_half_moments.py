@@ -39,20 +39,29 @@ def plan_of(model, name):
     return make_plan(model, *PLANS[name], micro_batch=MICRO, n_micro_batches=ROWS // MICRO)
 
 
-def trained_alone(net, x, y, n_steps):
-    """Losses and weights of torch's AdamW whose moments are rounded after each step."""
+def trained_alone(net, x, y, halved):
+    """Losses and weights of torch's AdamW whose moments are rounded after each step, or not; those
+    of steps before are rounded first.
+    """
     net = copy.deepcopy(net)
     optimizer, losses = torch.optim.AdamW(net.parameters(), 1e-2, betas=(0.9, 0.95)), []
-    for _ in range(n_steps):
+    for half in [True] * halved if isinstance(halved, int) else halved:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
+        if half:
+            round_moments(optimizer)
         optimizer.step()
-        for state in optimizer.state.values():
-            for slot in ("exp_avg", "exp_avg_sq"):
-                state[slot].copy_(state[slot].bfloat16())
+        if half:
+            round_moments(optimizer)
         losses.append(loss.item())
     return losses, net.state_dict()
+
+
+def round_moments(optimizer):
+    for state in optimizer.state.values():
+        for slot in ("exp_avg", "exp_avg_sq"):
+            state[slot].copy_(state[slot].bfloat16())
 
 
 def is_near(state, expected):
@@ -88,6 +97,31 @@ def test_they_go_along_over_a_switch_and_a_file(home, tmp_path):
     losses += run.fit([(x, y)] * 3).wait().losses
     expected, weights = trained_alone(net, x, y, 9)
     assert losses == pytest.approx(expected, rel=1e-4)
+    assert is_near(run.state_dict(), weights)
+    run.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("again", ["a fit", "a fit with an average", "a file"])
+def test_an_optimizer_of_other_moments_goes_on_with_them(home, tmp_path, first, again):
+    """Whatever looks at them before the next step: a snapshot, a switch, a file."""
+    net, model, x, y = made()
+    halved = [first, not first, first, not first]
+    expected, weights = trained_alone(net, x, y, [half for half in halved for _ in range(3)])
+    losses, run = [], None
+    path = tmp_path / "run.safetensors"
+    for half, name in zip(halved, ["pipeline", "replicated, then one"] * 2, strict=True):
+        optimizer = replace(HALF, bfloat16_moments=half)
+        if run is None:
+            run = home.deploy(plan_of(model, name), model, optimizer=optimizer).wait()
+        elif again == "a file":
+            run.close()
+            run = home.deploy(plan_of(model, name), model, resume=path, optimizer=optimizer).wait()
+            run.save(path)
+        ema = 0.9 if again == "a fit with an average" and len(losses) >= 3 else None
+        losses += run.fit([(x, y)] * 3, optimizer=optimizer, ema=ema).wait().losses
+        run.save(path)
+    assert losses == pytest.approx(expected, rel=1e-3)
     assert is_near(run.state_dict(), weights)
     run.close()
 
