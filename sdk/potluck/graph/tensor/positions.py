@@ -9,6 +9,7 @@ each device gets all summands of its positions, and later the positions of the o
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import allotted
 from potluck.graph.tensor.axis_rules import RULES
 from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, LayoutView
@@ -21,10 +22,15 @@ AXIS = 1  # of [rows, positions, features]
 _BY_POSITION = Cut(AXIS, 1, 1)
 
 IsWhole = Callable[[int, Node], bool]
+Stays = Callable[[int, Effect], bool]
 
 
 def position_regions(
-    traced: Traced, regions: Sequence[Region], shares: Sequence[int], is_whole: IsWhole
+    traced: Traced,
+    regions: Sequence[Region],
+    shares: Sequence[int],
+    is_whole: IsWhole,
+    floating: Collection[int],
 ) -> tuple[Region, ...]:
     """What goes by positions behind the sums of these regions: a region for each length, whose
     `starts` are those sums.
@@ -39,6 +45,8 @@ def position_regions(
         The proportion.
     is_whole
         Called with the value and the node: whether it is computed as a whole, whatever it reads.
+    floating
+        Values that depend on no input, which every device has.
     """
     sums = [v for region in regions for v, layout in region.ends.items() if layout == PARTIAL]
     by_length: dict[int, list[int]] = {}
@@ -47,10 +55,21 @@ def position_regions(
         if length and min(allotted(length, shares)) > 0:
             by_length.setdefault(length, []).append(value)
     taken = {value for region in regions for value in region.effects}
+
+    def stays(value: int, effect: Effect) -> bool:
+        """Whether positions can be handed on, and be taken of what is whole."""
+        cut = [ref for ref in effect.slices if ref.value not in floating]
+        return value not in taken and all(_can_cross(traced, ref) for ref in (Ref(value), *cut))
+
     found = [
-        _region(traced, starts, length, taken, is_whole) for length, starts in by_length.items()
+        _region(traced, starts, length, stays, is_whole) for length, starts in by_length.items()
     ]
     return tuple(region for region in found if region.starts)
+
+
+def _can_cross(traced: Traced, ref: Ref) -> bool:
+    """Whether a value counts rows in its first dimension, so that segments can hand it on."""
+    return ref in traced.by_rows and bool(multiple(traced.type_of(ref).shape))
 
 
 def _length(traced: Traced, value: int) -> int:
@@ -61,12 +80,12 @@ def _length(traced: Traced, value: int) -> int:
 
 
 def _region(
-    traced: Traced, sums: Sequence[int], length: int, taken: Collection[int], is_whole: IsWhole
+    traced: Traced, sums: Sequence[int], length: int, stays: Stays, is_whole: IsWhole
 ) -> Region:
     """Without the sums that nobody reads by positions: these are joined at once."""
     starts = tuple(sums)
     while True:
-        effects, layouts = _spread(traced, starts, length, taken, is_whole)
+        effects, layouts = _spread(traced, starts, length, stays, is_whole)
         read = {
             ref.value
             for value in effects
@@ -81,17 +100,19 @@ def _region(
 
 
 def _spread(
-    traced: Traced, starts: Sequence[int], length: int, taken: Collection[int], is_whole: IsWhole
+    traced: Traced, starts: Sequence[int], length: int, stays: Stays, is_whole: IsWhole
 ) -> tuple[dict[int, Effect], Mapping[Ref, Layout]]:
     effects, sizes = dict[int, Effect](), sizes_of(traced)
     layouts: dict[Ref, Layout] = {Ref(value): _BY_POSITION for value in starts}
     for value, node in enumerate(traced.graph.nodes, start=traced.graph.first_node):
         mine = {ref: layouts[ref] for ref in node_refs(node) if ref in layouts}
         rule = _dropped if node.op == DROPOUT else RULES.get(node.op)
-        if not mine or rule is None or value in taken or is_whole(value, node):
+        if not mine or rule is None or is_whole(value, node):
             continue
         effect = rule(LayoutView(traced, value, length, mine, sizes))
         if effect is None or effect.results != (_BY_POSITION,) or effect.states:
+            continue
+        if not stays(value, effect):
             continue
         effects[value], layouts[Ref(value)] = effect, _BY_POSITION
     return effects, layouts

@@ -77,9 +77,12 @@ class _Rewriting:
         self.traced, self.graph = traced, traced.graph
         self.n_lanes = len(shares)
         self.whole_states: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        self.floating = self._floating()
         by_positions: Sequence[Region] = ()
         if sequence:
-            by_positions = position_regions(traced, regions, shares, self._is_done_once)
+            by_positions = position_regions(
+                traced, regions, shares, self._is_done_once, self.floating
+            )
             if not by_positions:
                 raise ModelError(
                     "nothing of it can be divided by positions: no sum of divided products is "
@@ -97,7 +100,6 @@ class _Rewriting:
         self.states: dict[int, tuple[Parameter | Buffer, StateSlice | None]] = {}
         self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
         self.next = len(self.graph.inputs)
-        self.floating = self._floating()
 
     def _floating(self) -> frozenset[int]:
         """The values that depend on no input."""
@@ -255,7 +257,10 @@ class _Rewriting:
         kind = self._type(self.traced.type_of(ref), cut, region, stop - start)
         args = (full, cut.axis, start * cut.inner, stop * cut.inner)
         node = Node(number=self._number_of(ref.value), op="aten.slice.Tensor", args=args)
-        return self._add(node, ref.value, at, (kind,))
+        number = self._add(node, ref.value, at, (kind,))
+        # of one item of several, it is the only one
+        self.made[number].by_rows = frozenset([None] if ref in self.traced.by_rows else [])
+        return number
 
     def _number_of(self, value: int) -> int:
         place = value - self.graph.first_node

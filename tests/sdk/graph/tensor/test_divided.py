@@ -106,6 +106,25 @@ class Dropping(nn.Module):
         return self.norm(x + self.dropout(self.down(torch.relu(self.up(x)))))
 
 
+class Sorted(nn.Module):
+    """One result of an operator with several, beside a sum that goes by positions."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        ordered = x.sort(1)[0]
+        return torch.tanh(self.down(torch.relu(self.up(x))) + ordered)
+
+
+def test_positions_of_one_result_of_several_are_taken_where_it_is():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Sorted(16), Sorted(16)), torch.randn(2, 4, 16)
+    divided = Model.from_torch(net, x).divided((1, 1, 2), sequence=True)
+    assert is_near(answer_in_pieces(divided, x), net(x).detach())
+
+
 @pytest.mark.parametrize(
     ("net", "x"),
     [
