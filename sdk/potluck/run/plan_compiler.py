@@ -107,12 +107,8 @@ class PlanCompiler:
         """
         backends = self.backends(plan.devices)  # all of them are there
         self._check_recomputing(plan)
-        if optimizer is not None and optimizer.needs_new_agents:
-            self._check_updates(plan)
-        if optimizer is not None and optimizer.halves:
-            self._check_halves(plan)
-        if optimizer is not None and optimizer.one_step_late is not None:
-            self._check_late(plan)
+        if optimizer is not None:
+            self._check_optimizer(plan, optimizer)
         compiled_plan = self.paced(
             compile_for_run(
                 self._model,
@@ -271,55 +267,61 @@ class PlanCompiler:
         return all(self._members[name].speaks(needed) for name in plan.devices)
 
     def _check_splitting(self, compiled_plan: CompiledPlan) -> None:
-        for compiled in compiled_plan.compiled.values():
-            for name, program in compiled.programs.items():
-                splits = any(item.op == "backward_weight" for item in program.instructions)
-                if splits and not self._members[name].speaks(SPLIT_BACKWARD):
-                    raise UserError(
-                        "the schedule has it do backwards in two parts, which its agent cannot: "
-                        f"that needs protocol {show(SPLIT_BACKWARD)}.",
-                        device=name,
-                        next_step="Update potluck there, or deploy(plan, schedule='1f1b').",
-                    )
+        names = [
+            name
+            for compiled in compiled_plan.compiled.values()
+            for name, program in compiled.programs.items()
+            if any(item.op == "backward_weight" for item in program.instructions)
+        ]
+        self._need(
+            SPLIT_BACKWARD,
+            names,
+            "the schedule has it do backwards in two parts, which its agent cannot: that",
+            "deploy(plan, schedule='1f1b')",
+        )
 
-    def _check_updates(self, plan: Plan) -> None:
-        for name in plan.devices:
-            if not self._members[name].speaks(UPDATES):
-                raise UserError(
-                    "its agent knows SGD, momentum and AdamW with one setting for all weights, and "
-                    f"no limits of gradients: what was asked for needs protocol {show(UPDATES)}.",
-                    device=name,
-                    next_step="Update potluck there, or plan with other devices.",
-                )
-
-    def _check_halves(self, plan: Plan) -> None:
-        for name in plan.devices:
-            if not self._members[name].speaks(HALF_MOMENTS):
-                raise UserError(
-                    "its agent does not know moments in bfloat16: that needs protocol "
-                    f"{show(HALF_MOMENTS)}.",
-                    device=name,
-                    next_step="Update potluck there, or leave bfloat16_moments out.",
-                )
-
-    def _check_late(self, plan: Plan) -> None:
-        for name in plan.devices:
-            if not self._members[name].speaks(LATE_STEPS):
-                raise UserError(
-                    "its agent cannot take steps whose updates come late: that needs protocol "
-                    f"{show(LATE_STEPS)}.",
-                    device=name,
-                    next_step="Update potluck there, or leave out one_step_late=.",
-                )
+    def _check_optimizer(self, plan: Plan, optimizer: Update) -> None:
+        if optimizer.needs_new_agents:
+            self._need(
+                UPDATES,
+                plan.devices,
+                "its agent knows SGD, momentum and AdamW with one setting for all weights, and no "
+                "limits of gradients: what was asked for",
+                "plan with other devices",
+            )
+        if optimizer.halves:
+            self._need(
+                HALF_MOMENTS,
+                plan.devices,
+                "its agent does not know moments in bfloat16: that",
+                "leave bfloat16_moments out",
+            )
+        if optimizer.one_step_late is not None:
+            self._need(
+                LATE_STEPS,
+                plan.devices,
+                "its agent cannot take steps whose updates come late: that",
+                "leave out one_step_late=",
+            )
 
     def _check_recomputing(self, plan: Plan) -> None:
-        for name in (name for stage in plan.stages if stage.recompute for name in stage.devices):
-            if not self._members[name].speaks(RECOMPUTE):
+        self._need(
+            RECOMPUTE,
+            [name for stage in plan.stages if stage.recompute for name in stage.devices],
+            "the plan has it recompute activations, which its agent cannot: that",
+            "plan with other devices",
+        )
+
+    def _need(
+        self, version: tuple[int, int], names: Iterable[str], what: str, instead: str
+    ) -> None:
+        """Refuse the first of these devices whose agent does not speak this version."""
+        for name in names:
+            if not self._members[name].speaks(version):
                 raise UserError(
-                    "the plan has it recompute activations, which its agent cannot: that needs "
-                    f"protocol {show(RECOMPUTE)}.",
+                    f"{what} needs protocol {show(version)}.",
                     device=name,
-                    next_step="Update potluck there, or plan with other devices.",
+                    next_step=f"Update potluck there, or {instead}.",
                 )
 
 

@@ -9,11 +9,10 @@ each device gets all summands of its positions, and later the positions of the o
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import allotted
 from potluck.graph.tensor.axis_rules import RULES
 from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, LayoutView
-from potluck.graph.tensor.regions import Region, sizes_of
+from potluck.graph.tensor.regions import Region, can_cross, sizes_of
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref, node_refs
 
@@ -59,17 +58,12 @@ def position_regions(
     def stays(value: int, effect: Effect) -> bool:
         """Whether positions can be handed on, and be taken of what is whole."""
         cut = [ref for ref in effect.slices if ref.value not in floating]
-        return value not in taken and all(_can_cross(traced, ref) for ref in (Ref(value), *cut))
+        return value not in taken and all(can_cross(traced, ref) for ref in (Ref(value), *cut))
 
     found = [
         _region(traced, starts, length, stays, is_whole) for length, starts in by_length.items()
     ]
     return tuple(region for region in found if region.starts)
-
-
-def _can_cross(traced: Traced, ref: Ref) -> bool:
-    """Whether a value counts rows in its first dimension, so that segments can hand it on."""
-    return ref in traced.by_rows and bool(multiple(traced.type_of(ref).shape))
 
 
 def _length(traced: Traced, value: int) -> int:

@@ -166,19 +166,13 @@ class RegionFinder:
         if any(cut.outer != 1 for cut in effect.slices.values()):
             return False
         spread.effects[value] = effect
-        if isinstance(effect.results[0], Partial) and self.can_cross(value):
+        if isinstance(effect.results[0], Partial) and can_cross(self._traced, Ref(value)):
             spread.ends[value] = effect.results[0]
             return True
         several = len(self._traced.types[value]) > 1
         for item, layout in enumerate(effect.results):
             spread.layouts[Ref(value, item if several else None)] = layout
         return True
-
-    def can_cross(self, value: int) -> bool:
-        """Whether a value counts rows in its first dimension, so that segments can hand it on."""
-        return Ref(value) in self._traced.by_rows and bool(
-            multiple(self._traced.type_of(Ref(value)).shape)
-        )
 
     def _looked_up(self, value: int) -> Region | None:
         """A heavy weight by its rows, all that read it together: a table of embeddings, of which
@@ -194,7 +188,11 @@ class RegionFinder:
         units = self._view(value, 1, {}).shape_of(weight)[1 if place == 2 else 0]
         for user in users:
             effect = self._lookup(user, weight, units)
-            if effect is None or not self.can_cross(user) or not self._is_heavy(effect):
+            if (
+                effect is None
+                or not can_cross(self._traced, Ref(user))
+                or not self._is_heavy(effect)
+            ):
                 return None
             if not self._add(spread, user, effect):
                 return None
@@ -242,3 +240,8 @@ class RegionFinder:
 def sizes_of(traced: Traced) -> dict[str, int]:
     """Numbers in the place of its symbols, that no size is by chance."""
     return dict(zip((symbol.name for symbol in traced.graph.symbols), _PRIMES, strict=False))
+
+
+def can_cross(traced: Traced, ref: Ref) -> bool:
+    """Whether a value counts rows in its first dimension, so that segments can hand it on."""
+    return ref in traced.by_rows and bool(multiple(traced.type_of(ref).shape))
