@@ -226,22 +226,32 @@ class LanguageModel(Model):
         tolerance_frac: float = TOLERANCE_FRAC,
         sequence: bool = False,
     ) -> "DividedModel":
-        """Refuse: keys and values stay whole.
+        """The same model divided by tensor: each of several devices has some heads, with their
+        keys and values, some columns and some words. Where a wire joins them, a token comes sooner.
+
+        Its logits are those of this model within the rounding of sums in another order.
 
         Parameters
         ----------
-        shares, tolerance_frac, sequence
+        shares, tolerance_frac
             As of other models.
+        sequence
+            Must be False: a token at a time has no positions to divide.
 
         Raises
         ------
         ModelError
-            Always.
+            Nothing of it can be divided, or not in this proportion; says the numbers.
         """
-        raise ModelError(
-            "a language model that keeps keys and values is not divided by tensor yet.",
-            next_step="Plan it in stages.",
-        )
+        if sequence:
+            raise ModelError(
+                "a language model that keeps keys and values is not divided by positions: most "
+                "requests have one.",
+                next_step="Divide it without sequence=True.",
+            )
+        from potluck.graph.tensor.language_model import DividedLanguageModel
+
+        return DividedLanguageModel(self, shares, tolerance_frac=tolerance_frac)
 
 
 def _check_kinds(config: Any) -> None:

@@ -11,6 +11,7 @@ from potluck.graph.tensor import shape_rules
 from potluck.graph.tensor.layouts import (
     PARTIAL,
     Arguments,
+    Best,
     Cut,
     Effect,
     LayoutView,
@@ -83,6 +84,31 @@ def _element_wise(view: LayoutView) -> Effect | None:
             else:
                 slices[ref] = mine
     return Effect(results=(cut,), states=states, slices=slices)
+
+
+def _added(view: LayoutView) -> Effect | None:
+    """A summand of the whole besides is added by one device alone."""
+    refs = [view.argument(0), view.argument(1, "other")]
+    layouts = [view.layout(ref) for ref in refs]
+    if PARTIAL not in layouts or not all(isinstance(ref, Ref) for ref in refs):
+        return _element_wise(view)
+    if any(view.shape_of(ref) != view.shape for ref in refs) or view.node.kwargs:
+        return None
+    if None not in layouts:
+        return Effect(results=(PARTIAL,)) if layouts == [PARTIAL, PARTIAL] else None
+    return Effect(results=(PARTIAL,), once=layouts.index(None))
+
+
+def _cached(view: LayoutView) -> Effect | None:
+    """New entries into a cache, which is cut as they are; places are the same for all of them."""
+    cache, index = view.argument(0), view.argument(2)
+    cut, places = view.cut(view.argument(3)), view.cut(index)
+    if cut is None or cut.axis in (0, view.argument(1) % len(view.shape)):
+        return None
+    if places not in (None, cut) or not view.is_state(cache):
+        return None
+    slices = {} if places else {index: cut}
+    return Effect(results=(cut,), states={cache.value: cut}, slices=slices)
 
 
 def _inert(view: LayoutView) -> Effect | None:
@@ -227,6 +253,19 @@ def _attention(view: LayoutView) -> Effect | None:
     return Effect(results=(cut,), slices=slices)
 
 
+def _best(view: LayoutView) -> Effect | None:
+    """The largest along the cut axis are among the largest of each device."""
+    x, n_best = view.argument(0), view.argument(1, "k")
+    axis = view.argument(2, "dim", -1) % len(view.shape)
+    if view.cut(x) != Cut(axis, 1, 1) or not isinstance(n_best, int):
+        return None
+
+    def arguments(n: int) -> Arguments:
+        return (x, min(n_best, n), *view.node.args[2:])
+
+    return Effect(results=(Best(axis), Best(axis)), arguments=arguments)
+
+
 _SOURCES: dict[str, Callable[[LayoutView, int], Effect | None]] = {
     "aten.linear.default": _linear_columns,
     "aten.addmm.default": _addmm_columns,
@@ -242,6 +281,9 @@ _GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"], _element_wise),
     (_UNARY, lambda view: shape_rules.partial(view) or _element_wise(view)),
+    (aten("add.Tensor"), _added),
+    (aten("expand_as"), _element_wise),
+    (KINDS["cache"], _cached),
     (aten("dropout feature_dropout"), _inert),
     (aten("linear"), _linear),
     (aten("addmm"), _addmm),
@@ -272,5 +314,6 @@ _GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (aten("unbind.int select.int"), shape_rules.taken),
     (aten("cat"), shape_rules.joined),
     (aten("mean.dim sum.dim_IntList amax amin"), shape_rules.reduced),
+    (aten("topk"), _best),
 )
 RULES: dict[str, Rule] = {name: rule for names, rule in _GROUPS for name in names}

@@ -29,8 +29,15 @@ class Partial:
     """Each device has a summand of the same shape."""
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Each device has the largest of its own entries of an axis, and where they lie among them."""
+
+    axis: int
+
+
 PARTIAL = Partial()
-Layout = Cut | Partial
+Layout = Cut | Partial | Best
 Arguments = tuple[Any, ...]
 
 
@@ -41,7 +48,7 @@ class Effect:
     `results`: one layout for each item. `states`: parameters and buffers that are cut, too;
     `slices`: whole values of which a device takes its own entries. `arguments` makes the arguments
     by position for a number of units. `once`: the place of an argument that one device alone adds,
-    a bias.
+    such as a bias.
     """
 
     results: tuple[Layout, ...]

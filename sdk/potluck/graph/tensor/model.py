@@ -15,6 +15,7 @@ from potluck.graph.tensor.divided_graph import DividedGraph, StateSlice
 from potluck.graph.tensor.regions import Region, RegionFinder
 from potluck.graph.tensor.rewrite import divided
 from potluck.graph.traced import Traced
+from potluck_wire.graph import cached
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +55,10 @@ class DividedModel(Model):
                 traced, _regions_of(traced, self.shares, tolerance_frac), strict=True
             )
         ]
-        # of each state that is cut
+        caches = frozenset[str]().union(*(cached(graph.graph) for graph in traced))
+        # of each state that is cut; what a request leaves is nobody's but the devices'
         self.pieces: Mapping[str, StateSlice] = {
-            k: v for part in parts for k, v in part.pieces.items()
+            k: v for part in parts for k, v in part.pieces.items() if v.whole not in caches
         }
         laid = [_laid_out(part, len(whole.laid_out(False).line.traced.given)) for part in parts]
         super().__init__(

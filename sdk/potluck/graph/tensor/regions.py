@@ -8,21 +8,23 @@ gathered right behind, where it weighs enough. A table of embeddings is divided 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.axis_rules import RULES, columns
-from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, LayoutView, Partial
+from potluck.graph.tensor.layouts import PARTIAL, Best, Cut, Effect, Layout, LayoutView, Partial
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Buffer, Parameter, Ref, node_refs
+from potluck_wire.operators import KIND_OF
 
 # Of the weights in a product or table that is gathered, or looked up, in pieces: below that its
 # bytes are not worth one more exchange.
 WORTH = 1 / 50
 _PRIMES = (1009, 1013, 1019, 1021)  # sizes of rows and sequences that are no model's by chance
 EMBEDDING = "aten.embedding.default"
+_MIXES = ("product", "attention")  # of keys or values, and something else
 _PRODUCTS = ("aten.linear.default", "aten.addmm.default")
 
 
@@ -78,6 +80,7 @@ class RegionFinder:
         states: list[Parameter | Buffer] = [*self._graph.parameters, *self._graph.buffers]
         self._names = {first + i: state.name for i, state in enumerate(states)}
         self._whole = {value for value, name in self._names.items() if name in undivided}
+        self._cached = self._from_caches()
         self._taken = set[int]()  # nodes of the regions found so far
         self._n_weights = sum(prod(p.shape) for p in self._graph.parameters)
 
@@ -102,7 +105,7 @@ class RegionFinder:
             return None
         refs = node_refs(self._graph.nodes[value - self._graph.first_node])
         read = next((ref for ref in refs if ref.value not in self._names), None)
-        if read is None:
+        if read is None or read.value in self._cached:
             return None
         siblings = [
             user
@@ -140,19 +143,26 @@ class RegionFinder:
         while todo:
             value = min(todo)
             todo.discard(value)
-            view = self._view(value, units, spread.layouts)
-            if value in starts and not view.layouts:
-                effect = columns(view, outer)
+            if value in starts and not self._view(value, units, spread.layouts).layouts:
+                effect = columns(self._view(value, units, {}), outer)
             else:
-                rule = RULES.get(view.node.op)
-                effect = rule(view) if rule else None
+                effect = self._ruled(value, units, spread)
             if effect is None or not self._add(spread, value, effect):
                 return None
             if value not in spread.ends:
                 if value in self._outputs:
                     return None
                 todo.update(self._users.get(value, ()))
-        return self._region(starts, units, spread)
+        is_best = any(isinstance(end, Best) for end in spread.ends.values())
+        if is_best and not all(self._is_heavy(spread.effects[value]) for value in starts):
+            return None
+        return self._region(starts, units, spread, optional=is_best)
+
+    def _ruled(self, value: int, units: int, spread: _Spread) -> Effect | None:
+        """What an operator gives of operands that lie so; None where no way is known."""
+        view = self._view(value, units, spread.layouts)
+        rule = RULES.get(view.node.op)
+        return rule(view) if rule else None
 
     def _add(self, spread: _Spread, value: int, effect: Effect) -> bool:
         """Take an effect in; False where a state would be cut in two ways, or the node is another
@@ -165,14 +175,28 @@ class RegionFinder:
                 return False
         if any(cut.outer != 1 for cut in effect.slices.values()):
             return False
+        if any(ref.value in self._cached for ref in effect.slices):
+            return False
         spread.effects[value] = effect
         if isinstance(effect.results[0], Partial) and can_cross(self._traced, Ref(value)):
             spread.ends[value] = effect.results[0]
             return True
+        if isinstance(effect.results[0], Best):
+            spread.ends[value] = effect.results[0]
+            return all(can_cross(self._traced, Ref(value, item)) for item in range(2))
         several = len(self._traced.types[value]) > 1
         for item, layout in enumerate(effect.results):
             spread.layouts[Ref(value, item if several else None)] = layout
         return True
+
+    def _from_caches(self) -> frozenset[int]:
+        """What is made of caches alone, which stay where they are."""
+        found = set[int]()
+        for value, node in enumerate(self._graph.nodes, start=self._graph.first_node):
+            kind, read = KIND_OF[node.op], {ref.value for ref in node_refs(node)}
+            if kind == "cache" or (kind not in _MIXES and found & read):
+                found.add(value)
+        return frozenset(found)
 
     def _looked_up(self, value: int) -> Region | None:
         """A heavy weight by its rows, all that read it together: a table of embeddings, of which
@@ -196,9 +220,25 @@ class RegionFinder:
                 return None
             if not self._add(spread, user, effect):
                 return None
-            spread.ends[user] = effect.results[0]
-        spread.layouts.clear()
+            if not self._chosen(spread, user, units):
+                spread.ends[user] = effect.results[0]
+                spread.layouts.pop(Ref(user), None)
         return self._region(users, units, spread, optional=True) if units > 1 else None
+
+    def _chosen(self, spread: _Spread, value: int, units: int) -> bool:
+        """Follow columns to where the best of them are chosen, if that is all that is made of
+        them.
+        """
+        path = replace(spread, effects={**spread.effects}, layouts={**spread.layouts})
+        while len(self._users.get(value, ())) == 1 and value not in self._outputs:
+            (value,) = self._users[value]
+            effect = self._ruled(value, units, path)
+            if effect is None or effect.states or not self._add(path, value, effect):
+                return False
+            if value in path.ends:
+                spread.effects, spread.layouts = path.effects, path.layouts
+                return True
+        return False
 
     def _lookup(self, value: int, weight: Ref, units: int) -> Effect | None:
         """What a product or a table gives of some rows of its weight."""

@@ -9,38 +9,25 @@ that is not divided) is done on the first lane.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from potluck.errors import ModelError
-from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import spans
 from potluck.graph.tensor.axis_rules import drops
 from potluck.graph.tensor.divided_graph import DividedGraph, StateSlice, check_crossing
-from potluck.graph.tensor.layouts import Cut, Effect, Layout, Partial, local
+from potluck.graph.tensor.layouts import Best, Cut, Effect, Layout, Partial, local
+from potluck.graph.tensor.phases import FIRST, Made, can_cross, groups_of, in_order
 from potluck.graph.tensor.positions import AXIS, DROPOUT, position_regions
 from potluck.graph.tensor.regions import EMBEDDING, Region
 from potluck.graph.traced import Traced, Type, moved
-from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
+from potluck_wire.graph import Buffer, Expression, Graph, Node, Output, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
 
 # too much to compute on every lane where it is not divided
 _HEAVY = frozenset({"convolution", "product", "attention", "recurrent", "matrix", "loss"})
-_FIRST = 0  # the lane that does what is done once
 
 Key = tuple[str, int]  # a kind of value, and its number among those of the kind
-
-
-@dataclass(slots=True)
-class _Made:
-    """A node of the new graph. `lane` is None for what depends on no input."""
-
-    node: Node
-    types: tuple[Type, ...]
-    lane: int | None
-    by_rows: frozenset[int | None]
-    module: str
-    phase: int = 0
 
 
 def divided(
@@ -96,14 +83,14 @@ class _Rewriting:
         every = (*regions, *by_positions)
         self.region_of = {value: region for region in every for value in region.effects}
         self.spans = {id(region): spans(region.units, shares) for region in every}
-        self.made: dict[int, _Made] = {}
+        self.made: dict[int, Made] = {}
         self.states: dict[int, tuple[Parameter | Buffer, StateSlice | None]] = {}
         self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
         self.next = len(self.graph.inputs)
 
     def _floating(self) -> frozenset[int]:
-        """The values that depend on no input."""
-        bound = set(range(len(self.graph.inputs)))
+        """The values that depend on no input, or on small ones alone."""
+        bound = {*range(len(self.graph.inputs))} - self.traced.small_inputs
         for value, node in enumerate(self.graph.nodes, start=self.graph.first_node):
             if KIND_OF[node.op] == "buffer" or any(ref.value in bound for ref in node_refs(node)):
                 bound.add(value)
@@ -120,17 +107,31 @@ class _Rewriting:
                 self._divide(value, node, region)
             else:
                 self._repeat(value, node)
-        return self._written(self._needed())
+        return self._written(in_order(self.made, self._kept()))
+
+    def _kept(self) -> list[int]:
+        """The outputs, and what keeps statistics."""
+        outputs = [self.whole(output.ref, FIRST).value for output in self.graph.outputs]
+        return outputs + [n for n, made in self.made.items() if KIND_OF[made.node.op] == "buffer"]
 
     def _repeat(self, value: int, node: Node) -> None:
         """A whole node: once where it must be, else on every lane."""
-        if value in self.floating or self._is_done_once(value, node):
-            lanes = [_FIRST]
+        if value in self.floating or self._is_done_once(value, node) or self._must_follow(node):
+            lanes = [FIRST]
         else:
             lanes = [*range(self.n_lanes)]
         for lane in lanes:
             reading = moved(node, lambda ref, lane=lane: self.whole(ref, lane))  # type: ignore[misc]
             self.number["whole", value, lane] = self._add(reading, value, lane)
+
+    def _must_follow(self, node: Node) -> bool:
+        """Whether it reads what the first lane alone has, and cannot hand on."""
+        return any(
+            made.lane == FIRST and not can_cross(made)
+            for ref in node_refs(node)
+            if ("whole", ref.value, FIRST + 1) not in self.number
+            and (made := self.made.get(self.number.get(("whole", ref.value, FIRST), -1)))
+        )
 
     def _is_done_once(self, value: int, node: Node) -> bool:
         kind = KIND_OF[node.op]
@@ -158,9 +159,10 @@ class _Rewriting:
         if ref.value in self.scattered and ("whole", ref.value, lane) not in self.number:
             parts = [self.number["piece", ref.value, each] for each in range(self.n_lanes)]
             self._gather(ref.value, AXIS, parts, lane)
-        for place in (lane, _FIRST):
-            found = self.number.get(("whole", ref.value, place))
-            if found is not None:
+        for place in (lane, FIRST):
+            if ref.item and (found := self.number.get(("places", ref.value, place))) is not None:
+                return Ref(found)
+            if (found := self.number.get(("whole", ref.value, place))) is not None:
                 return Ref(found, ref.item)
         raise ModelError(f"value {ref.value} is not there as a whole.")  # a region ends before
 
@@ -196,7 +198,7 @@ class _Rewriting:
         effect = region.effects[value]
         if effect.arguments is not None:
             node = replace(node, args=effect.arguments(n))
-        if effect.once is not None and lane != _FIRST:
+        if effect.once is not None and lane != FIRST:
             node = _without(node, effect.once)
         node = moved(node, lambda ref: self._mine(ref, value, region, lane))
         types = tuple(
@@ -210,11 +212,14 @@ class _Rewriting:
     def _type(self, kind: Type, layout: Layout, region: Region, n: int) -> Type:
         if isinstance(layout, Partial):
             return kind
+        if isinstance(layout, Best):
+            most = kind.shape[layout.axis]
+            assert isinstance(most, int)
+            return _resized(kind, layout.axis, min(most, n))
         size = local(kind.shape[layout.axis], region.units, n)
         if size is None:
             raise ModelError(f"a size of {kind.shape[layout.axis]} cannot be divided.")
-        shape = (*kind.shape[: layout.axis], size, *kind.shape[layout.axis + 1 :])
-        return replace(kind, shape=shape)
+        return _resized(kind, layout.axis, size)
 
     def _mine(self, ref: Ref, value: int, region: Region, lane: int) -> Ref:
         """What a piece reads: a piece, a cut state, its own entries of a whole value, or all."""
@@ -257,10 +262,7 @@ class _Rewriting:
         kind = self._type(self.traced.type_of(ref), cut, region, stop - start)
         args = (full, cut.axis, start * cut.inner, stop * cut.inner)
         node = Node(number=self._number_of(ref.value), op="aten.slice.Tensor", args=args)
-        number = self._add(node, ref.value, at, (kind,))
-        # of one item of several, it is the only one
-        self.made[number].by_rows = frozenset([None] if ref in self.traced.by_rows else [])
-        return number
+        return self._add_one(node, ref.value, at, kind, by_rows=ref in self.traced.by_rows)
 
     def _number_of(self, value: int) -> int:
         place = value - self.graph.first_node
@@ -312,6 +314,8 @@ class _Rewriting:
         for lane in range(self.n_lanes):
             if isinstance(layout, Cut):
                 self._gather(value, layout.axis, parts, lane)
+            elif isinstance(layout, Best):
+                self._choose(value, layout.axis, parts, lane)
             else:
                 total = self._sum(value, parts, lane, self.traced.types[value])
                 self.number["whole", value, lane] = total
@@ -321,6 +325,29 @@ class _Rewriting:
         args = (tuple(map(Ref, parts)), axis)
         node = Node(number=self._number_of(value), op="aten.cat.default", args=args)
         self.number["whole", value, lane] = self._add(node, value, lane)
+
+    def _choose(self, value: int, axis: int, parts: list[int], lane: int) -> None:
+        """The largest of the largest of each lane, and where they lie in the whole."""
+        old = self.graph.nodes[value - self.graph.first_node]
+        values, places = self.traced.types[value]
+        sizes = [self.made[part].types[0].shape[axis] for part in parts]
+        n = sum(size for size in sizes if isinstance(size, int))
+
+        def step(op: str, args: tuple[Any, ...], of: Type) -> Ref:
+            made = Node(number=old.number, op=f"aten.{op}", args=args)
+            return Ref(self._add_one(made, value, lane, of))
+
+        own = tuple(
+            step("add.Tensor", (Ref(part, 1), start), self.made[part].types[1])
+            for part, (start, _) in zip(parts, self.spans[id(self.region_of[value])], strict=True)
+        )
+        best = tuple(Ref(part, 0) for part in parts)
+        best_of = step("cat.default", (best, axis), _resized(values, axis, n))
+        own_of = step("cat.default", (own, axis), _resized(places, axis, n))
+        chosen = self._add(replace(old, args=(best_of, *old.args[1:])), value, lane)
+        self.number["whole", value, lane] = chosen
+        found = step("gather.default", (own_of, axis, Ref(chosen, 1)), places)
+        self.number["places", value, lane] = found.value
 
     def _sum(self, value: int, parts: list[int], lane: int, types: tuple[Type, ...]) -> int:
         total = parts[0]
@@ -348,12 +375,12 @@ class _Rewriting:
         place, rows = value - self.graph.first_node, self.traced.by_rows
         items = [None, *range(len(self.traced.types[value]))]
         floats = not any(
-            ref.value < len(self.graph.inputs)
+            (ref.value < len(self.graph.inputs) and ref.value not in self.traced.small_inputs)
             or (ref.value in self.made and self.made[ref.value].lane is not None)
             for ref in node_refs(node)
         )
         is_still = floats and KIND_OF[node.op] != "buffer"
-        self.made[number] = _Made(
+        self.made[number] = Made(
             node=node,
             types=types or self.traced.types[value],
             lane=None if is_still else lane,
@@ -362,62 +389,13 @@ class _Rewriting:
         )
         return number
 
+    def _add_one(self, node: Node, value: int, lane: int, of: Type, *, by_rows: bool = True) -> int:
+        """A node with one result, in the place of an item of `value`."""
+        number = self._add(node, value, lane, (of,))
+        self.made[number].by_rows = frozenset([None] if by_rows else [])
+        return number
+
     # --- the new graph ----------------------------------------------------------------------------
-
-    def _needed(self) -> list[int]:
-        """The nodes that lead to an output, or keep statistics, in the order of groups."""
-        outputs = [self.whole(output.ref, _FIRST).value for output in self.graph.outputs]
-        kept = [n for n, made in self.made.items() if KIND_OF[made.node.op] == "buffer"]
-        needed, todo = set[int](), [*outputs, *kept]
-        while todo:
-            number = todo.pop()
-            if number in self.made and number not in needed:
-                needed.add(number)
-                todo += [ref.value for ref in node_refs(self.made[number].node)]
-        self._set_phases(needed)
-        lanes = {number: self.made[number].lane for number in needed}
-
-        def place(number: int) -> tuple[int, int, int]:
-            lane = lanes[number]
-            return (-1, 0, number) if lane is None else (self.made[number].phase, lane, number)
-
-        return sorted(needed, key=place)
-
-    def _set_phases(self, needed: set[int]) -> None:
-        """A value that another lane reads ends a phase: whoever reads it comes later."""
-        crossing = {
-            ref.value
-            for number in needed
-            for ref in node_refs(self.made[number].node)
-            if (giver := self.made.get(ref.value)) is not None
-            and giver.lane not in (None, self.made[number].lane)
-            and self.made[number].lane is not None
-        }
-        latest = 0
-        for number in sorted(needed):
-            made = self.made[number]
-            if made.lane is None:
-                continue
-            read = [ref.value for ref in node_refs(made.node) if ref.value in self.made]
-            phases = [
-                self.made[value].phase + (value in crossing)
-                for value in read
-                if self.made[value].lane is not None
-            ]
-            is_counter = KIND_OF[made.node.op] == "buffer"
-            made.phase = max(phases, default=latest if is_counter else 0)
-            latest = made.phase if made.lane == _FIRST else latest
-        self._delay(needed)
-
-    def _delay(self, needed: set[int]) -> None:
-        """What cannot be handed on is computed where it is read first."""
-        users: dict[int, list[_Made]] = {}
-        for number in sorted(needed, reverse=True):
-            made = self.made[number]
-            if made.lane is not None and number in users and not _can_cross(made):
-                made.phase = max(made.phase, min(user.phase for user in users[number]))
-            for ref in node_refs(made.node):
-                users.setdefault(ref.value, []).append(made)
 
     def _written(self, order: list[int]) -> DividedGraph:
         """The graph, its values numbered anew."""
@@ -464,34 +442,23 @@ class _Rewriting:
             for state, piece in (self.states[number] for number in states)
             if piece is not None
         }
-        found = DividedGraph(traced=traced, groups=self._groups(order), pieces=pieces)
+        found = DividedGraph(traced=traced, groups=groups_of(self.made, order), pieces=pieces)
         check_crossing(found)
         return found
 
     def _output(self, output: Output, move: Callable[[Ref], Ref]) -> Output:
-        return replace(output, ref=move(self.whole(output.ref, _FIRST)))
-
-    def _groups(self, order: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        found: list[tuple[tuple[int, int], int]] = []
-        for number in order:
-            made = self.made[number]
-            if made.lane is None:
-                continue
-            key = (made.phase, made.lane)
-            if found and found[-1][0] == key:
-                found[-1] = (key, found[-1][1] + 1)
-            else:
-                found.append((key, 1))
-        return tuple((lane, n) for (_, lane), n in found)
+        return replace(output, ref=move(self.whole(output.ref, FIRST)))
 
 
-def _can_cross(made: _Made) -> bool:
-    """Whether each of its results counts rows in its first dimension."""
-    return bool(made.by_rows) and all(multiple(kind.shape) for kind in made.types)
+def _resized(kind: Type, axis: int, size: Expression) -> Type:
+    """The type with this size along an axis."""
+    return replace(kind, shape=(*kind.shape[:axis], size, *kind.shape[axis + 1 :]))
 
 
 def _without(node: Node, place: int) -> Node:
-    """The node without its bias."""
+    """The node without its bias, or summand."""
+    if node.op == "aten.add.Tensor":
+        return replace(node, op="aten.alias.default", args=(node.args[1 - place],))
     if node.op == "aten.addmm.default":
         return replace(node, op="aten.mm.default", args=node.args[1:])
     if len(node.args) > place:

@@ -187,11 +187,16 @@ def taken(view: LayoutView) -> Effect | None:
 def joined(view: LayoutView) -> Effect | None:
     """Concatenation along another dimension."""
     parts, dim = view.argument(0), view.argument(1, "dim", 0) % len(view.shape)
-    cuts = {view.cut(ref) for ref in parts}
-    if len(cuts) != 1 or None in cuts:
+    cuts = {view.layout(ref) for ref in parts} - {None}
+    if len(cuts) != 1:
         return None
     (cut,) = cuts
-    return None if cut is None or cut.axis == dim else same(cut)
+    if not isinstance(cut, Cut) or cut.axis == dim:
+        return None
+    whole = [ref for ref in parts if view.layout(ref) is None]
+    if any(map(view.is_state, whole)):
+        return None
+    return Effect(results=(cut,), slices=dict.fromkeys(whole, cut))
 
 
 def reduced(view: LayoutView) -> Effect | None:
