@@ -1,5 +1,6 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
 DISCOVER_S = 3.0
+WAIT_S = 0.1  # between looks at whether work that waits for its turn was cancelled
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
@@ -92,6 +94,7 @@ class Home(SharedHome, Shown):
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
+        self._measuring = threading.Lock()
         self._members = Members(self._link)
 
     # --- making one -------------------------------------------------------------------------------
@@ -462,7 +465,7 @@ class Home(SharedHome, Shown):
                 keep_network(self._network, self._folder)
             return measured
 
-        return self._follow(Handle(work, f"profiling {name_of(model)}"))
+        return self._follow(Handle(self._alone(work), f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
         """What this run showed of layers and links goes into the profile of its model and into
@@ -498,7 +501,7 @@ class Home(SharedHome, Shown):
                 bench, self._link, task, capabilities, home_host=home_host
             ).document
 
-        return self._follow(Handle(work, "measuring links"))
+        return self._follow(Handle(self._alone(work), "measuring links"))
 
     @property
     def network(self) -> "HomeNetwork":
@@ -664,6 +667,19 @@ class Home(SharedHome, Shown):
         return attach(
             job, state=ring.directory, keys=Keys(public=public, secret=secret), at=at, key=key
         )
+
+    def _alone(self, work: "Callable[[Task], T]") -> "Callable[[Task], T]":
+        """That work, once nobody else measures here: two would find each other's load."""
+
+        def waiting(task: Task) -> "T":
+            while not self._measuring.acquire(timeout=WAIT_S):
+                task.check()
+            try:
+                return work(task)
+            finally:
+                self._measuring.release()
+
+        return waiting
 
     def _follow(self, handle: "Handle[T]") -> "Handle[T]":
         self._work.add(handle)

@@ -56,6 +56,16 @@ def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home)
         home.profile(model, devices=("nobody",)).wait()
 
 
+@pytest.mark.filterwarnings("error")
+def test_profiles_that_are_asked_for_at_once_come_one_after_another(home):
+    models = [make_model(kind)[1] for kind in ("mlp", "cnn", "mlp")]
+    handles = [home.profile(model, rows=(2,), repeats=9, fresh=True) for model in models]
+    links = home.measure_network()
+    for handle in handles:
+        assert set(handle.wait().training.costs) == {*home.devices}
+    assert links.wait()
+
+
 def test_the_second_time_nothing_is_measured(home, tmp_path):
     _, model = make_model("mlp")
     store = LayerTimesStore(tmp_path)
