@@ -76,6 +76,28 @@ class Task:
             pending.cancel()
 
 
+def in_turn(lock: threading.Lock, work: Callable[[Task], T]) -> Callable[[Task], T]:
+    """That work, once nobody else has the lock. Waiting for it can be cancelled.
+
+    Parameters
+    ----------
+    lock
+        Of all who must not work at the same time.
+    work
+        Called with a `Task`.
+    """
+
+    def waiting(task: Task) -> T:
+        while not lock.acquire(timeout=LOOK_S):
+            task.check()
+        try:
+            return work(task)
+        finally:
+            lock.release()
+
+    return waiting
+
+
 class Handle(Generic[T]):
     """Background work of type `T`. Reading an attribute, calling, indexing or iterating it waits
     for the result.

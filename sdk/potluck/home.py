@@ -1,10 +1,10 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck import display_hooks
@@ -13,7 +13,7 @@ from potluck.discover.addresses import candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.display_hooks import Shown
 from potluck.errors import EmptyHome, HomeError, UserError
-from potluck.handle import Handle, Task
+from potluck.handle import Handle, Task, in_turn
 from potluck.records import Plan
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
 DISCOVER_S = 3.0
-WAIT_S = 0.1  # between looks at whether work that waits for its turn was cancelled
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
@@ -94,7 +93,7 @@ class Home(SharedHome, Shown):
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
-        self._measuring = threading.Lock()
+        self._measuring = Lock()
         self._members = Members(self._link)
 
     # --- making one -------------------------------------------------------------------------------
@@ -465,7 +464,7 @@ class Home(SharedHome, Shown):
                 keep_network(self._network, self._folder)
             return measured
 
-        return self._follow(Handle(self._alone(work), f"profiling {name_of(model)}"))
+        return self._follow(Handle(in_turn(self._measuring, work), f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
         """What this run showed of layers and links goes into the profile of its model and into
@@ -501,7 +500,7 @@ class Home(SharedHome, Shown):
                 bench, self._link, task, capabilities, home_host=home_host
             ).document
 
-        return self._follow(Handle(self._alone(work), "measuring links"))
+        return self._follow(Handle(in_turn(self._measuring, work), "measuring links"))
 
     @property
     def network(self) -> "HomeNetwork":
@@ -667,19 +666,6 @@ class Home(SharedHome, Shown):
         return attach(
             job, state=ring.directory, keys=Keys(public=public, secret=secret), at=at, key=key
         )
-
-    def _alone(self, work: "Callable[[Task], T]") -> "Callable[[Task], T]":
-        """That work, once nobody else measures here: two would find each other's load."""
-
-        def waiting(task: Task) -> "T":
-            while not self._measuring.acquire(timeout=WAIT_S):
-                task.check()
-            try:
-                return work(task)
-            finally:
-                self._measuring.release()
-
-        return waiting
 
     def _follow(self, handle: "Handle[T]") -> "Handle[T]":
         self._work.add(handle)

@@ -24,7 +24,7 @@ PROMPT, N_TOKENS = [1, 2, 3], 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LlamaShape:
     """A language model of Llama's kind."""
 
     width: int
@@ -36,13 +36,13 @@ class Shape:
 
 
 SHAPES = {
-    "135m": Shape(width=576, heads=9, groups=3, hidden=1536, blocks=30, words=49152),
-    "1b": Shape(width=2048, heads=32, groups=8, hidden=8192, blocks=16, words=128256),
+    "135m": LlamaShape(width=576, heads=9, groups=3, hidden=1536, blocks=30, words=49152),
+    "1b": LlamaShape(width=2048, heads=32, groups=8, hidden=8192, blocks=16, words=128256),
 }
-LAB_SHAPE = Shape(width=768, heads=12, groups=4, hidden=3072, blocks=2, words=8192)
+LAB_SHAPE = LlamaShape(width=768, heads=12, groups=4, hidden=3072, blocks=2, words=8192)
 
 
-def model_of(shape: Shape, n_blocks: int) -> "LanguageModel":
+def model_of(shape: LlamaShape, n_blocks: int) -> "LanguageModel":
     """A model of that shape with so many blocks, and made-up weights.
 
     Parameters
@@ -116,7 +116,7 @@ def lab_tokens(rate: str, slower: float) -> dict[str, float]:
     return {**figures, f"{where}s_that_differ": float(texts[0] != texts[1])}
 
 
-def simulated_tokens(name: str, shape: Shape) -> dict[str, float]:
+def simulated_tokens(name: str, shape: LlamaShape) -> dict[str, float]:
     """Milliseconds of a token on one computer, and on two by each link.
 
     Parameters
@@ -134,7 +134,7 @@ def simulated_tokens(name: str, shape: Shape) -> dict[str, float]:
     }
 
 
-def _token_s(shape: Shape, n_blocks: int) -> dict[str, float]:
+def _token_s(shape: LlamaShape, n_blocks: int) -> dict[str, float]:
     """Seconds of a token through so many blocks."""
     import potluck
     from potluck.planning.baselines.single_device import plan_single

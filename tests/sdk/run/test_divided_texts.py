@@ -49,7 +49,8 @@ def test_every_kind_of_attention(kind):
 def drawn(seed):
     """A model of a random shape, and a proportion."""
     rng = random.Random(seed)
-    groups, shared, size = rng.randint(2, 4), rng.randint(1, 3), 2 * rng.randint(1, 4)
+    groups, shared = rng.randint(2, 4), rng.randint(1, 3)
+    size = 2 * rng.randint(1, 4)
     sizes = SIZES | {
         "vocab_size": rng.randint(97, 160),
         "hidden_size": groups * shared * size,
