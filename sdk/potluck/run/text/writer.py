@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from potluck.run.compiled_plan import CompiledPlan
     from potluck.run.engine import RunEngine
 
+Turn = Callable[[Sequence[str]], AbstractContextManager[None]]  # of these devices
 LOG = logging.getLogger(__name__)
 
 
@@ -202,6 +203,11 @@ class Writer:
     engine
         Of a run with a language model.
 
+    Attributes
+    ----------
+    turn
+        Entered around each request, with the devices that compute it.
+
     Raises
     ------
     UserError
@@ -222,6 +228,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         # answered what came before, and has the keys and values of it
         self._compiled_plan: CompiledPlan | None = None
+        self.turn: Turn = lambda devices: nullcontext()
         self._n_lost = 0  # requests, since the last answer
 
     def begin(
@@ -306,7 +313,8 @@ class Writer:
             self._compiled_plan = self._engine.compiled_plan
             return  # what to ask is another thing now
         given = [torch.tensor(rows) for rows in (request.ids, request.start, request.count)]
-        outputs = answer_once(self._engine, given, self._compiled_plan, self._n_lost)
+        with self.turn(self._compiled_plan.plan.devices):
+            outputs = answer_once(self._engine, given, self._compiled_plan, self._n_lost)
         logits, numbers = outputs.values()
         self._slots.answered(request)
         for row, text in request.writes:

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from potluck.run.text.sampling import Sampling
-from potluck.run.text.writer import Generation, Writer
+from potluck.run.text.writer import Generation, Turn, Writer
 
 if TYPE_CHECKING:
     from potluck.run.engine import RunEngine
@@ -59,6 +59,17 @@ class Writes:
         self._engine.check()
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return self._writer.begin(prompt, max_new_tokens, sampling)
+
+    def write_in_turns(self, turn: Turn) -> None:
+        """Have each request for tokens wait until its turn has come.
+
+        Parameters
+        ----------
+        turn
+            Called with the devices that are to compute; what it gives is entered before, and left
+            after.
+        """
+        self._writer.turn = turn
 
     @cached_property
     def _writer(self) -> "Writer":

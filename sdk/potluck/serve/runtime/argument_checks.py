@@ -34,8 +34,7 @@ def check_serving(name: str, slo: object, priority: int, max_queue: int, per_s: 
             f"a limit is potluck.Latency(seconds) or potluck.Frequency(fps), got {slo!r}.",
             next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
         )
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise UserError(f"priority is a whole number, got {priority!r}.")
+    check_priority(priority)
     check_count("max_queue", max_queue)
     check_number("per_s", per_s, zero=True)
 
@@ -63,7 +62,7 @@ def need_frequency(name: str, slo: Slo) -> Frequency:
     return slo
 
 
-def check_text_serving(name: str, token_s: float, max_queue: int) -> None:
+def check_text_serving(name: str, token_s: float, priority: int, max_queue: int) -> None:
     """Refuse what no service of texts can be made of.
 
     Parameters
@@ -72,6 +71,8 @@ def check_text_serving(name: str, token_s: float, max_queue: int) -> None:
         Of the service.
     token_s
         Seconds that a token may take; 0: any.
+    priority
+        Any whole number.
     max_queue
         Texts that may wait.
 
@@ -82,8 +83,21 @@ def check_text_serving(name: str, token_s: float, max_queue: int) -> None:
     """
     check_service_name(name)
     check_number("token_s", token_s, zero=True)
+    check_priority(priority)
     if max_queue != 0:
         check_count("max_queue", max_queue)
+
+
+def check_priority(priority: int) -> None:
+    """Refuse what is no whole number.
+
+    Raises
+    ------
+    UserError
+        Says what it is.
+    """
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise UserError(f"priority is a whole number, got {priority!r}.")
 
 
 def check_service_name(name: str) -> None:

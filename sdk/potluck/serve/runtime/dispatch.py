@@ -18,6 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
+from potluck.serve.runtime.device_turns import DeviceTurns
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
     Pending,
@@ -41,7 +42,6 @@ from potluck.serve.scheduling.events import (
     Tick,
     WakeAt,
 )
-from potluck.serve.scheduling.fair_queueing import FairQueue
 from potluck.serve.scheduling.known_servers import NoView
 from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
@@ -116,7 +116,7 @@ class Dispatch:
         self.lost = threading.Event()  # a device went: somebody places anew
         self._node = ServerNode("home", self.records, NoView(), Random(seed), policy)
         self._lock = threading.RLock()
-        self._queues: dict[str, FairQueue[Batch]] = {}
+        self.turns = DeviceTurns(clock, self._turn)
         self._held: dict[PoolKey, LoadedPool] = {}
         self._rows: dict[int, RequestRow] = {}
         self._streams: dict[int, float] = {}
@@ -272,6 +272,7 @@ class Dispatch:
             self._closed = True
             for name in tuple(self.records):
                 self.remove(name)
+        self.turns.close()
         with self._waking:
             self._waking.notify_all()
         self.lost.set()
@@ -374,8 +375,7 @@ class Dispatch:
         device, name = loaded.devices[0], start.pool[0]
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
-        self._queues.setdefault(device, FairQueue()).offer(name, batch, priority)
-        self._pump(device)
+        self.turns.offer(device, name, partial(self._begin, batch), priority)
 
     def _least_busy(self, key: PoolKey, refused_by: Collection[str]) -> Loaded | None:
         """Of this pool; where all of it have refused some of these rows, of another one."""
@@ -387,11 +387,9 @@ class Dispatch:
         ]
         return min(found, key=lambda one: one[:3])[3] if found else None
 
-    def _pump(self, device: str) -> None:
-        queue = self._queues[device]
-        while (batch := queue.next()) is not None:
-            batch.begun_s = self.clock()
-            self._call(batch)
+    def _begin(self, batch: Batch) -> None:
+        batch.begun_s = self.clock()
+        self._call(batch)
 
     def _call(self, batch: Batch) -> None:
         """Have the next rows of a batch computed; where there are none, it is over."""
@@ -488,9 +486,8 @@ class Dispatch:
     def _ended(self, batch: Batch) -> None:
         device = batch.loaded.devices[0]
         batch.loaded.n_under_way -= 1
-        self._queues[device].done(batch.pool[0], self.clock() - batch.begun_s)
         self._let_go([batch.loaded])
-        self._pump(device)
+        self.turns.leave(device, batch.pool[0], batch.begun_s)
 
     # --- placement --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,13 @@ class ServingHome:
         return handle
 
     def serve_text(
-        self, model: "LanguageModel", name: str = "", *, token_s: float = 0.0, max_queue: int = 64
+        self,
+        model: "LanguageModel",
+        name: str = "",
+        *,
+        token_s: float = 0.0,
+        priority: int = 0,
+        max_queue: int = 64,
     ) -> "Handle[TextService]":
         """Write texts for whoever asks from now on, on the plan by which a token takes the least
         time.
@@ -137,6 +144,9 @@ class ServingHome:
             Of the service; default: that of the model.
         token_s
             The most seconds that a token may take, for all rows at once; 0: no limit.
+        priority
+            Larger goes first where devices compute for other services, too; of equals, who has had
+            the least of a device's time.
         max_queue
             Texts that may wait.
 
@@ -166,7 +176,7 @@ class ServingHome:
                 next_step="Give a potluck.LanguageModel; home.serve serves other models.",
             )
         name = name or model.name
-        check_text_serving(name, token_s, max_queue)
+        check_text_serving(name, token_s, priority, max_queue)
         if name in self.texts or name in self.services:
             raise UserError(f"a service is called {name!r} already.", next_step="Stop it first.")
 
@@ -176,6 +186,9 @@ class ServingHome:
             home: Any = self  # a `Home`, which deploys
             best = plan(profile, Inference(batch=model.rows), qoe).best
             run = home.deploy(best, model, profile=profile).wait()
+            run.write_in_turns(
+                partial(self._services().dispatch.turns.turn, name, priority=priority)
+            )
             service = TextService(name, run, model, max_queue)
             with _making:
                 self._texts = {**self._texts, name: service}

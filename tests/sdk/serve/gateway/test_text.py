@@ -334,3 +334,5 @@ def test_services_that_cannot_be_are_refused_in_words(home, lm):
         home.serve_text(home.texts["chat"].model, "chat")
     with pytest.raises(UserError, match="token_s"):
         home.serve_text(home.texts["chat"].model, "other", token_s=-1.0)
+    with pytest.raises(UserError, match="priority is a whole number"):
+        home.serve_text(home.texts["chat"].model, "other", priority=0.5)

@@ -1,0 +1,100 @@
+"""Who has a device compute next, at one entrance: batches of services, and services that ask
+devices themselves, such as those that write texts.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from potluck.serve.scheduling.fair_queueing import FairQueue
+
+LOOK_S = 1.0  # how often who waits looks whether all has ended
+
+
+class DeviceTurns:
+    """The queue of each device.
+
+    Parameters
+    ----------
+    clock
+        Seconds, monotonic.
+    guarded
+        The lock under which all of it is called, and what begins computing.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], guarded: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._clock, self._guarded = clock, guarded
+        self._queues: dict[str, FairQueue[Callable[[], None]]] = {}
+        self._closed = False
+
+    def offer(
+        self, device: str, service: str, begin: Callable[[], None], priority: int = 0
+    ) -> None:
+        """Call `begin` under the lock when it is the turn of this service there. Under the lock.
+
+        Parameters
+        ----------
+        device
+            That computes.
+        service
+            For whom.
+        begin
+            Must not wait; `leave` follows.
+        priority
+            Larger goes first.
+        """
+        self._queues.setdefault(device, FairQueue()).offer(service, begin, priority)
+        self._pump(device)
+
+    def leave(self, device: str, service: str, since_s: float) -> None:
+        """What began then has ended. Under the lock.
+
+        Parameters
+        ----------
+        device
+            That computed.
+        service
+            For whom.
+        since_s
+            When it began, by the clock.
+        """
+        self._queues[device].done(service, self._clock() - since_s)
+        self._pump(device)
+
+    def _pump(self, device: str) -> None:
+        queue = self._queues[device]
+        while (begin := queue.next()) is not None:
+            begin()
+
+    @contextmanager
+    def turn(self, service: str, devices: Collection[str], priority: int = 0) -> Iterator[None]:
+        """Inside, it is the turn of this service on these devices; waits for it, in any thread.
+
+        Parameters
+        ----------
+        service
+            Its name.
+        devices
+            All that it needs at once.
+        priority
+            Larger goes first.
+        """
+        with ExitStack() as begun:
+            for device in sorted(set(devices)):  # in one order: nobody waits for one who waits
+                came = threading.Event()
+                with self._guarded():
+                    self.offer(device, service, came.set, priority)
+                while not came.wait(LOOK_S) and not self._closed:
+                    pass
+                begun.callback(self._left, device, service, self._clock())
+            yield
+
+    def _left(self, device: str, service: str, since_s: float) -> None:
+        with self._guarded():
+            self.leave(device, service, since_s)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed = True
