@@ -192,8 +192,18 @@ def _normalised(view: LayoutView) -> Effect | None:
 
 
 def _pooled(view: LayoutView) -> Effect | None:
+    """Over the last dimensions, as many as its name says."""
     cut = view.cut(view.argument(0))
-    return same(cut) if cut and cut.axis == 1 else None
+    n_pooled = next(n for n in (1, 2) if f"{n}d" in view.node.op)
+    if cut is None or cut.axis >= len(view.shape) - n_pooled:
+        return None
+    return Effect(results=(cut,) * len(view.traced.types[view.value]))
+
+
+def _as_type(view: LayoutView) -> Effect | None:
+    """Of the other one the type alone counts."""
+    cut = view.cut(view.argument(0))
+    return same(cut) if cut else None
 
 
 def _padded(view: LayoutView) -> Effect | None:
@@ -280,6 +290,7 @@ _UNARY = aten("contiguous clone detach alias")
 _GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"], _element_wise),
+    (aten("type_as"), _as_type),
     (_UNARY, lambda view: shape_rules.partial(view) or _element_wise(view)),
     (aten("add.Tensor"), _added),
     (aten("expand_as"), _element_wise),
@@ -302,7 +313,8 @@ _GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (aten("scaled_dot_product_attention"), _attention),
     (aten("view reshape _unsafe_view"), shape_rules.viewed),
     (aten("unflatten.int"), shape_rules.unflattened),
-    (aten("flatten.using_ints unsqueeze squeeze.dim squeeze.dims"), shape_rules.squeezed),
+    (aten("flatten.using_ints unsqueeze"), shape_rules.flattened),
+    (aten("squeeze.dim squeeze.dims"), shape_rules.squeezed),
     (aten("expand"), shape_rules.expanded),
     (aten("permute transpose.int swapaxes"), shape_rules.moved),
     (aten("repeat_interleave.self_int"), shape_rules.repeated),

@@ -14,7 +14,16 @@ from math import prod
 
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.axis_rules import RULES, columns
-from potluck.graph.tensor.layouts import PARTIAL, Best, Cut, Effect, Layout, LayoutView, Partial
+from potluck.graph.tensor.layouts import (
+    PARTIAL,
+    Best,
+    Cut,
+    Effect,
+    Layout,
+    LayoutView,
+    Partial,
+    local,
+)
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Buffer, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
@@ -147,7 +156,7 @@ class RegionFinder:
                 effect = columns(self._view(value, units, {}), outer)
             else:
                 effect = self._ruled(value, units, spread)
-            if effect is None or not self._add(spread, value, effect):
+            if effect is None or not self._add(spread, value, effect, units):
                 return None
             if value not in spread.ends:
                 if value in self._outputs:
@@ -164,11 +173,11 @@ class RegionFinder:
         rule = RULES.get(view.node.op)
         return rule(view) if rule else None
 
-    def _add(self, spread: _Spread, value: int, effect: Effect) -> bool:
-        """Take an effect in; False where a state would be cut in two ways, or the node is another
-        region's.
+    def _add(self, spread: _Spread, value: int, effect: Effect, units: int) -> bool:
+        """Take an effect in; False where a state would be cut in two ways, a size has not so many
+        units, or the node is another region's.
         """
-        if value in self._taken:
+        if value in self._taken or not self._comes_in_pieces(value, effect, units):
             return False
         for state, cut in effect.states.items():
             if state in self._whole or spread.states.setdefault(state, cut) != cut:
@@ -188,6 +197,13 @@ class RegionFinder:
         for item, layout in enumerate(effect.results):
             spread.layouts[Ref(value, item if several else None)] = layout
         return True
+
+    def _comes_in_pieces(self, value: int, effect: Effect, units: int) -> bool:
+        """Whether the cut axis of each of its results has so many units."""
+        return all(
+            not isinstance(layout, Cut) or local(kind.shape[layout.axis], units, 1) is not None
+            for kind, layout in zip(self._traced.types[value], effect.results, strict=True)
+        )
 
     def _from_caches(self) -> frozenset[int]:
         """What is made of caches alone, which stay where they are."""
@@ -218,7 +234,7 @@ class RegionFinder:
                 or not self._is_heavy(effect)
             ):
                 return None
-            if not self._add(spread, user, effect):
+            if not self._add(spread, user, effect, units):
                 return None
             if not self._chosen(spread, user, units):
                 spread.ends[user] = effect.results[0]
@@ -233,7 +249,7 @@ class RegionFinder:
         while len(self._users.get(value, ())) == 1 and value not in self._outputs:
             (value,) = self._users[value]
             effect = self._ruled(value, units, path)
-            if effect is None or effect.states or not self._add(path, value, effect):
+            if effect is None or effect.states or not self._add(path, value, effect, units):
                 return False
             if value in path.ends:
                 spread.effects, spread.layouts = path.effects, path.layouts

@@ -2,6 +2,7 @@
 dimensions. A sum that is still to be taken waits behind them. Pure.
 """
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -78,9 +79,24 @@ def unflattened(view: LayoutView) -> Effect | None:
     return partial(view) or _reshaped(view, 2, dim)
 
 
-def squeezed(view: LayoutView) -> Effect | None:
-    """What is told no sizes: flatten, squeeze and unsqueeze."""
+def flattened(view: LayoutView) -> Effect | None:
+    """What is told no sizes: flatten and unsqueeze."""
     return partial(view) or _reshaped(view, None)
+
+
+def squeezed(view: LayoutView) -> Effect | None:
+    """Without axes of one entry, which the cut one is not, though a device may have one of it."""
+    x, dims = view.argument(0), view.argument(1)
+    cut, rank = view.cut(x), len(view.shape_of(x))
+    if cut is None or cut.axis not in (dim % rank for dim in _tuple(dims)):
+        return flattened(view)
+    found = _reshaped(view, None) if isinstance(dims, tuple) else None
+    others = tuple(dim for dim in _tuple(dims) if dim % rank != cut.axis)
+    return found and replace(found, arguments=lambda _: (x, others))
+
+
+def _tuple(dims: Any) -> tuple[Any, ...]:
+    return dims if isinstance(dims, tuple) else (dims,)
 
 
 def partial(view: LayoutView) -> Effect | None:
@@ -121,6 +137,8 @@ def repeated(view: LayoutView) -> Effect | None:
     cut, times = view.cut(view.argument(0)), view.argument(1)
     dim = view.argument(2, "dim")
     if cut is None or not isinstance(times, int) or dim is None:
+        return None
+    if view.argument(3, "output_size") is not None:
         return None
     if dim % len(view.shape) != cut.axis:
         return same(cut)
