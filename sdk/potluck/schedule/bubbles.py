@@ -13,6 +13,8 @@ from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIE
 from potluck.schedule.rows import meeting
 from potluck.schedule.stage_graph import Before
 
+_KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
@@ -138,7 +140,9 @@ class Arrivals:
     """
 
     def __init__(self, times: StageTimes, *, split: bool) -> None:
-        self._times = times
+        self._times, stages = times, range(times.n_stages)
+        self._needed = {(p, kind): self._n_needed(p, kind) for p in stages for kind in _KINDS}
+        self._targets = {(p, kind): times.targets(p, kind) for p in stages for kind in _KINDS}
         self._gradient = INPUT_GRADIENT if split else BACKWARD
         self._missing: dict[Action, int] = {}
         self._came_s: dict[Action, float] = {}
@@ -146,9 +150,10 @@ class Arrivals:
 
     def ready_s(self, action: Action) -> float | None:
         """From when on it can be done; None while something is missing."""
-        if self._missing.get(action, self._n_needed(action)):
-            return None
-        return self._came_s.get(action, 0.0)
+        missing = self._missing.get(action)
+        if missing is None:
+            missing = self._needed[action.stage, action.kind]
+        return None if missing else self._came_s.get(action, 0.0)
 
     def done(self, action: Action, stop_s: float) -> list[tuple[int, float]]:
         """This one has been done: to which other stages something of it comes, and when."""
@@ -158,7 +163,7 @@ class Arrivals:
             self._arrive(Action(stage, self._gradient, m), stop_s)
         elif kind == INPUT_GRADIENT:
             self._arrive(Action(stage, WEIGHT_GRADIENT, m), stop_s)
-        for target, on_way_s in self._times.targets(stage, kind):
+        for target, on_way_s in self._targets[stage, kind]:
             for n in meeting(self._times.parts[stage], self._times.parts[target], m):
                 came_s = self._carried_s(stage, target, stop_s, on_way_s) if on_way_s else stop_s
                 arrival = Action(target, FORWARD if kind == FORWARD else self._gradient, n)
@@ -174,14 +179,16 @@ class Arrivals:
         return came_s
 
     def _arrive(self, action: Action, at_s: float) -> None:
-        self._missing[action] = self._missing.get(action, self._n_needed(action)) - 1
+        needed = self._needed[action.stage, action.kind]
+        self._missing[action] = self._missing.get(action, needed) - 1
         self._came_s[action] = max(at_s, self._came_s.get(action, 0.0))
 
-    def _n_needed(self, action: Action) -> int:
-        if action.kind == WEIGHT_GRADIENT:
+    def _n_needed(self, stage: int, kind: str) -> int:
+        """How many come before such an action."""
+        times = self._times
+        if kind == WEIGHT_GRADIENT:
             return 1
-        times, stage = self._times, action.stage
-        if action.kind == FORWARD:
+        if kind == FORWARD:
             return sum(times.n_meeting(stage, q) for q in times.before[stage])
         return 1 + sum(times.n_meeting(stage, q) for q in times.behind[stage])
 

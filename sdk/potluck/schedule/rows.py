@@ -3,8 +3,11 @@ cut; also between micro-batches of two sizes.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
+
+MOST_KEPT = 1 << 14  # cuts that a search asks about again and again
 
 
 class Overlap(NamedTuple):
@@ -42,6 +45,11 @@ Overlap(left=1, right=1, start=5, stop=8))
     lead
         The row of the right micro-batch at which the left one begins; 0 where both are the same.
     """
+    return _overlaps(tuple(left), tuple(right), lead)
+
+
+@lru_cache(MOST_KEPT)
+def _overlaps(left: tuple[int, ...], right: tuple[int, ...], lead: int) -> tuple[Overlap, ...]:
     before = [(lead + start, lead + stop) for start, stop in intervals(left)]
     behind = intervals(right)
     found = list[Overlap]()
