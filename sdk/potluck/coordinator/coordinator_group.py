@@ -25,7 +25,8 @@ class Seat:
 
     def __post_init__(self) -> None:
         host = self.host
-        is_host = type(host) is str and 0 < len(host) <= 255 and not set(host) & set("/ \n\t")
+        is_host = type(host) is str and 0 < len(host) <= 255 and not set(host) & set("/ ")
+        is_host = is_host and host.isprintable()  # half a character cannot be asked, a \0 cuts it
         is_port = type(self.port) is int and 0 < self.port < 1 << 16
         if not (is_key(self.key) and is_host and is_port):
             raise ValueError("that is no coordinator's key and address")

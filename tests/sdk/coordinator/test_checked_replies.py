@@ -44,6 +44,11 @@ LIES = {
     "names of one": {"names": [["a"]]},
     "copies nowhere": {"copies": [["key", "host", 0]]},
     "copies without end": {"copies": [["k" * 40, f"host{i}", 1] for i in range(9)]},
+    **{
+        f"{where} at what is no host, {host!r}": {where: [["k" * 40, host, 1]]}
+        for where in ("seats", "copies")
+        for host in ("\ud800", "pi\0.evil", "\x1b[2J", "\u202e", "a b", "a/b", "")
+    },
     "perhaps under way": {"is_under_way": "yes"},
 }
 
@@ -112,10 +117,10 @@ def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
 
 def test_what_a_terminal_would_obey_is_not_shown(answers, place):
     evil = "\x1b[2J\u202eboo\n"
-    status = {"why": evil, "notes": [evil], "plan": evil, "copies": [["k" * 40, evil.strip(), 1]]}
+    status = {"why": evil, "notes": [evil], "plan": evil}
     answers["status"] = ({**HONEST, **status}, b"")
     run = DetachedRun(place, "job")
-    for shown in (repr(run), run.why, *run.notes, run.plan, *run.copies):
+    for shown in (repr(run), run.why, *run.notes, run.plan):
         assert "\x1b" not in shown
         assert "\u202e" not in shown
 

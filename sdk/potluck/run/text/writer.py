@@ -251,7 +251,7 @@ class Writer:
             The prompt is empty, too long, or no prompt of this model.
         """
         model = self._model
-        tokens = _tokens(model, prompt)
+        tokens = prompt_tokens(model, prompt)
         if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise UserError(
                 f"max_new_tokens is a whole number from 1 on; got {max_new_tokens!r}.",
@@ -333,7 +333,21 @@ def _no_number(text: GeneratedText) -> RequestFailed:
     )
 
 
-def _tokens(model: LanguageModel, prompt: "str | Sequence[int]") -> list[int]:
+def prompt_tokens(model: LanguageModel, prompt: "str | Sequence[int]") -> list[int]:
+    """The tokens of a prompt.
+
+    Parameters
+    ----------
+    model
+        Whose they are.
+    prompt
+        Its tokens, or with a tokenizer its words.
+
+    Raises
+    ------
+    UserError
+        It is empty, or no prompt of this model.
+    """
     if isinstance(prompt, str) and model.tokenizer is None:
         raise UserError(
             "a prompt of words needs the model's tokenizer.",

@@ -84,7 +84,7 @@ def application(
         (f"{one}/versions/1/infer", entrance.infer, "POST"),
         ("/metrics", entrance.metrics, "GET"),
     ]
-    routes += TextRoutes(texts, entrance.body).routes
+    routes += TextRoutes(texts, entrance.body, entrance.aside).routes
     own = [Route(path, entrance.guarded(does), methods=[how]) for path, does, how in routes]
     return Starlette(routes=[*own, *more], exception_handlers={HTTPException: _no_route})
 
@@ -203,7 +203,7 @@ class GatewayRoutes:
         service = self._service(request)
         body = await self.body(request)
         json_bytes_given = _json_bytes(request)
-        inference = await self._aside(body, lambda: protocol.read(body, json_bytes_given))
+        inference = await self.aside(len(body), lambda: protocol.read(body, json_bytes_given))
         outputs = await answered(service, inference)
         content, json_bytes = protocol.write(service.name, inference, outputs)
         if json_bytes is None:
@@ -216,7 +216,7 @@ class GatewayRoutes:
         """Frames, one request of the protocol per line; answers in order, as events."""
         service = self._service(request)
         body = await self.body(request)
-        frames, tensors = await self._aside(body, lambda: _frames(service.model, body))
+        frames, tensors = await self.aside(len(body), lambda: _frames(service.model, body))
         found = FramesUnderWay(service.pending_frames(tensors))
         return FrameStream(
             found,
@@ -225,9 +225,17 @@ class GatewayRoutes:
             headers={"Cache-Control": "no-store"},
         )
 
-    async def _aside(self, body: bytes, read: "Callable[[], _Read]") -> "_Read":
-        """What is read of a body; of a large one in a thread, where one after the other is read."""
-        if len(body) <= SMALL_BYTES:
+    async def aside(self, n_bytes: int, read: "Callable[[], _Read]") -> "_Read":
+        """What is read of a body; of a large one in a thread, where one after the other is read.
+
+        Parameters
+        ----------
+        n_bytes
+            That it has.
+        read
+            Reads it.
+        """
+        if n_bytes <= SMALL_BYTES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 

@@ -99,7 +99,7 @@ def read(body: bytes, json_bytes: int | None) -> Infer:
         raise _bad(
             "Inference-Header-Content-Length", f"{json_bytes} of {len(body)} bytes is no length"
         )
-    document = _document(body if json_bytes is None else body[:json_bytes])
+    document = read_document(body if json_bytes is None else body[:json_bytes])
     raw = memoryview(body)[len(body) if json_bytes is None else json_bytes :]
     rows = _rows(document, "inputs")
     if not rows:
@@ -120,6 +120,33 @@ def read(body: bytes, json_bytes: int | None) -> Infer:
         binary=parameters.get("binary_data_output") is True,
         timeout_s=_timeout_s(parameters.get("timeout")),
     )
+
+
+def read_document(data: bytes) -> dict[str, Any]:
+    """The object in a body of JSON.
+
+    Parameters
+    ----------
+    data
+        The body.
+
+    Raises
+    ------
+    BadRequest
+        It is none, or would take much more memory than its text.
+    """
+
+    def strict(name: str) -> object:
+        raise ValueError(f"{name} is not JSON")
+
+    _check_counts(data)
+    try:
+        document = json.loads(data, parse_constant=strict)
+    except (ValueError, RecursionError) as error:
+        raise _bad("body", f"it is not JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise _bad("body", f"an object is expected, got {type(document).__name__}")
+    return document
 
 
 def write(
@@ -186,20 +213,6 @@ def _to_bf16(tensor: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 def _finite(values: list[Any]) -> list[Any]:
     """JSON has no NaN and no infinity: null, as other servers of the protocol write them."""
     return [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
-
-
-def _document(data: bytes) -> Mapping[str, Any]:
-    def strict(name: str) -> object:
-        raise ValueError(f"{name} is not JSON")
-
-    _check_counts(data)
-    try:
-        document = json.loads(data, parse_constant=strict)
-    except (ValueError, RecursionError) as error:
-        raise _bad("body", f"it is not JSON ({error})") from None
-    if not isinstance(document, dict):
-        raise _bad("body", f"an object is expected, got {type(document).__name__}")
-    return document
 
 
 def _check_counts(data: bytes) -> None:

@@ -10,13 +10,13 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from potluck.errors import PotluckError, UserError
-from potluck.serve.gateway.protocol import BadRequest, NotFound
+from potluck.serve.gateway.protocol import BadRequest, NotFound, read_document
 
 if TYPE_CHECKING:
     from potluck.run.text.writer import Generation
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0  # between looks whether the client is still there
 DEFAULT_TOKENS = 128
+MAX_TOKEN = 256  # characters that a token of a prompt may stand for; the longest known have 128
 MAX_STOPS, MAX_STOP = 16, 256  # of one text; characters of one, as all are looked for at each token
 Texts = Callable[[], "Mapping[str, TextService]"]
 Body = Callable[[Request], Awaitable[bytes]]
 Endpoint = Callable[[Request], Awaitable[Response]]
+_Done = TypeVar("_Done")
+
+
+class Aside(Protocol):
+    """Does what is long with so many bytes beside the rest."""
+
+    async def __call__(self, n_bytes: int, read: Callable[[], _Done], /) -> _Done:
+        """What that gives."""
+
+
 # what would change the text in ways that are not there: the value that means nothing
 _NOT_THERE: dict[str, Any] = {
     "n": 1,
@@ -64,11 +75,14 @@ class TextRoutes:
         Gives the services that write, as they are at each request.
     body
         Reads the body of a request, within bounds.
+    aside
+        Does what is long with so many bytes beside the rest.
     """
 
-    def __init__(self, texts: Texts, body: Body) -> None:
+    def __init__(self, texts: Texts, body: Body, aside: Aside) -> None:
         self._texts = texts
         self._body = body
+        self._aside = aside
         one = "/v2/models/{name}"
         self.routes: list[tuple[str, Endpoint, str]] = [
             (f"{one}/generate", self.generate, "POST"),
@@ -97,15 +111,18 @@ class TextRoutes:
         return _TextStream(asked, events())
 
     async def _triton(self, request: Request) -> "tuple[TextService, Asked]":
-        document = _document(await self._body(request))
+        document, n_bytes = await self._document(request)
         service = self._service(request.path_params["name"])
         parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequest("parameters: an object is expected.", field="parameters")
         words = {**document, **parameters}
         how = _how(words, temperature=0.0)
-        prompt = _prompt(document.get("text_input"), "text_input")
-        return service, Asked(service, prompt, how, _stops(words), "text_input")
+        prompt = _prompt(service, document.get("text_input"), "text_input")
+        stops = _stops(words)
+        return service, await self._aside(
+            n_bytes, lambda: Asked(service, prompt, how, stops, "text_input")
+        )
 
     # --- as OpenAI --------------------------------------------------------------------------------
 
@@ -119,22 +136,25 @@ class TextRoutes:
 
     async def completions(self, request: Request) -> Response:
         """What comes behind a prompt."""
-        document = _document(await self._body(request))
+        document, n_bytes = await self._document(request)
         service = self._service(document.get("model"), "model")
-        prompt = _prompt(document.get("prompt"), "prompt")
-        return await self._openai(request, document, service, prompt, _Completion())
+        prompt = _prompt(service, document.get("prompt"), "prompt")
+        return await self._openai(request, document, n_bytes, service, prompt, _Completion())
 
     async def chat_completions(self, request: Request) -> Response:
         """What comes next in a conversation, as the model's tokenizer lays it out."""
-        document = _document(await self._body(request))
+        document, n_bytes = await self._document(request)
         service = self._service(document.get("model"), "model")
-        prompt = _conversation(service, document.get("messages"))
-        return await self._openai(request, document, service, prompt, _Chat())
+        prompt = await self._aside(
+            n_bytes, lambda: _conversation(service, document.get("messages"))
+        )
+        return await self._openai(request, document, n_bytes, service, prompt, _Chat())
 
     async def _openai(
         self,
         request: Request,
         document: Mapping[str, Any],
+        n_bytes: int,
         service: "TextService",
         prompt: "str | list[int]",
         form: "_Completion",
@@ -143,8 +163,8 @@ class TextRoutes:
         if words.get("max_tokens") is None:
             words["max_tokens"] = words.get("max_completion_tokens")
         is_stream, tells_usage = _flag(document, "stream"), _tells_usage(document)
-        how = _how(words, temperature=1.0)
-        asked = Asked(service, prompt, how, _stops(document), form.prompt)
+        how, stops = _how(words, temperature=1.0), _stops(document)
+        asked = await self._aside(n_bytes, lambda: Asked(service, prompt, how, stops, form.prompt))
         frame = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "object": form.kind,
@@ -167,6 +187,11 @@ class TextRoutes:
             yield b"data: [DONE]\n\n"
 
         return _TextStream(asked, events())
+
+    async def _document(self, request: Request) -> tuple[dict[str, Any], int]:
+        """What a request says, and how many bytes that has."""
+        body = await self._body(request)
+        return await self._aside(len(body), lambda: read_document(body)), len(body)
 
     def _service(self, name: Any, field: str = "name") -> "TextService":
         texts = self._texts()
@@ -366,22 +391,24 @@ def _triton(service: "TextService", asked: Asked, text: str) -> dict[str, Any]:
 # --- what is asked ------------------------------------------------------------------------------
 
 
-def _document(body: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise BadRequest("body: JSON is expected.", field="body") from None
-    if not isinstance(document, dict):
-        raise BadRequest("body: an object is expected.", field="body")
-    return document
-
-
-def _prompt(given: Any, field: str) -> "str | list[int]":
+def _prompt(service: "TextService", given: Any, field: str) -> "str | list[int]":
     if isinstance(given, str):
+        _check_length(service, len(given), field)
         return given
     if isinstance(given, list) and all(type(token) is int for token in given):
         return given
     raise BadRequest(f"{field}: words, or a list of tokens, are expected.", field=field)
+
+
+def _check_length(service: "TextService", n_characters: int, field: str) -> None:
+    """Refuse what cannot be a prompt, before a tokenizer takes memory and time for it."""
+    most = MAX_TOKEN * service.model.max_length
+    if n_characters > most:
+        raise BadRequest(
+            f"{field}: at most {most} characters are taken, {MAX_TOKEN} for each of the "
+            f"{service.model.max_length} tokens of a text, got {n_characters}.",
+            field=field,
+        )
 
 
 def _conversation(service: "TextService", messages: Any) -> list[int]:
@@ -395,6 +422,7 @@ def _conversation(service: "TextService", messages: Any) -> list[int]:
         raise BadRequest(
             "messages: a list of {role, content} is expected, of words.", field="messages"
         )
+    _check_length(service, sum(len(message["content"]) for message in messages), "messages")
     template = getattr(service.model.tokenizer, "apply_chat_template", None)
     if template is None:
         raise BadRequest(

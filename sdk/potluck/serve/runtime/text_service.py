@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import NotServed
-from potluck.run.text.writer import Generation
+from potluck.run.text.writer import Generation, prompt_tokens
 from potluck.serve.stats import TextStats
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class TextService:
         UserError
             The prompt, or a number, is not what it should be.
         """
+        tokens = prompt_tokens(self.model, prompt)  # a long one takes seconds, and others ask
         with self._lock:
             self._settle()
             is_full = len(self._open) >= self.model.rows + self._max_queue
@@ -84,7 +85,7 @@ class TextService:
                     f"{self.name} has {len(self._open)} texts to write, as many as may wait.",
                     reason="queue-full",
                 )
-            generation = self.run.generate(prompt, **how)
+            generation = self.run.generate(tokens, **how)
             self._open.append(generation)
             return generation
 

@@ -238,7 +238,6 @@ def test_a_client_that_goes_takes_its_text_with_it(client, home):
             ("/v1/completions", {"model": "chat", "prompt": "1", field: value}, field, 400)
             for field, value in (
                 ("top_k", 0),
-                ("temperature", float("nan")),
                 ("stop", ["9"] * 17),
                 ("stop", "9" * 257),
                 ("stream_options", 3),
@@ -291,10 +290,78 @@ def test_what_cannot_be_asked_is_refused_with_its_field(gateway, path, document,
     assert (got, json.loads(body)["field"]) == (status, field), body
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 5000, b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"[" * 5000, b"\xff", b'{"model":"chat","temperature":NaN}']
+)
 def test_a_body_that_is_no_request_is_refused(gateway, body):
     status, answer, _ = answer_of(gateway, "POST", "/v1/completions", body)
     assert (status, json.loads(answer)["field"]) == (400, "body")
+
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v2/models/chat/generate")
+DEAR = {
+    "lists": b'{"prompt":[' + b"[]," * 300_000 + b"[]]}",
+    "objects": b'{"messages":[' + b"{}," * 300_000 + b"{}]}",
+    "fields": b'{"metadata":{' + b'"a":0,' * 20_000 + b'"b":0}}',
+    "tokens": b'{"prompt":[' + b"1," * 8_500_000 + b"1]}",
+}
+
+
+@pytest.fixture(scope="module")
+def open_gateway(home):
+    with home.gateway() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", DEAR.values(), ids=DEAR)
+def test_what_would_take_much_more_memory_than_its_text_is_not_read(open_gateway, path, body):
+    status, answer, _ = answer_of(open_gateway, "POST", path, body)
+    assert (status, json.loads(answer)["field"]) == (400, "body")
+    assert b"at most" in answer
+
+
+WORDY = {
+    "/v1/completions": {"model": "slow", "prompt": "5 6"},
+    "/v1/chat/completions": {"model": "slow", "messages": [{"role": "user", "content": "5 6"}]},
+    "/v2/models/slow/generate": {"text_input": "5 6", "id": "1"},
+}
+
+
+@pytest.mark.parametrize("path", WORDY)
+def test_nobody_waits_until_a_long_request_is_made_tokens(home, open_gateway, lm, path):
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Words):
+        def encode(self, text):
+            begun.set()
+            assert may_end.wait(TIMEOUT_S)
+            return super().encode(text)
+
+    service = home.serve_text(model_of(lm, tokenizer=Slow()), "slow").wait()
+    asked = {**WORDY[path], "max_tokens": 2, "temperature": 0, "user": "x" * 100_000}
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(ask, open_gateway, path, **asked)
+        try:
+            assert begun.wait(TIMEOUT_S)
+            assert answer_of(open_gateway, "GET", "/metrics")[0] == 200
+            short = {"model": "slow", "prompt": [5], "max_tokens": 1, "temperature": 0}
+            assert ask(open_gateway, "/v1/completions", **short)[0] == 200
+        finally:
+            may_end.set()
+        assert slow.result()[0] == 200
+    service.stop()
+
+
+@pytest.mark.parametrize("path", WORDY)
+def test_words_that_cannot_be_tokens_enough_are_refused_before_a_tokenizer_sees_them(
+    open_gateway, path
+):
+    long = json.dumps(WORDY[path]).replace("slow", "chat").replace("5 6", " " * 13_000)
+    path = path.replace("slow", "chat")
+    status, answer, _ = answer_of(open_gateway, "POST", path, long)
+    assert status == 400
+    assert "at most 12800 characters" in json.loads(answer)["error"]
 
 
 def test_prometheus_reads_what_was_written(gateway):
