@@ -12,6 +12,7 @@ from tests.sdk.coordinator.test_coordinator import STAGES, handed_over
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.coordinator.job import JOURNAL
 from potluck.coordinator.journal import ENDED
 from potluck.errors import FileError, HomeError
 from potluck.run import checkpoint
@@ -111,7 +112,7 @@ class Watched(Coordinators):
         def looked():
             nonlocal training
             comes_back(self, back)
-            training = training or self.attached((*self.alive, *self.names)[0])
+            training = training or self.attached(self.asked())
             return training.state
 
         until(lambda: again(looked) not in ("waiting", "training") and self.holders())
@@ -122,6 +123,12 @@ class Watched(Coordinators):
         assert state.step == N_STEPS
         for key, tensor in state.weights.items():
             assert torch.equal(tensor, self.case.weights[key])
+
+    def asked(self):
+        """Whom a notebook asks first: who has the job, where it was over before all had it."""
+        there = (*self.alive, *self.names)
+        has_it = [name for name in there if (self.disk(name) / JOB / JOURNAL).exists()]
+        return (*has_it, *there)[0]
 
     def is_over(self):
         """Whether nothing is left to train."""
