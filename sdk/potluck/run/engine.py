@@ -433,17 +433,8 @@ class RunEngine:
         sizes
             Rows of batches, beside the plan's own.
         """
-        compiled_plan = self.compiled_plan
-        return self.compiler.make(
-            plan,
-            run=compiled_plan.run,
-            epoch=self.take_epoch(),
-            optimizer=optimizer,
-            sizes=tuple(sizes),
-            seed=compiled_plan.seed,
-            schedule=compiled_plan.schedule,
-            order_transfers=compiled_plan.order_transfers,
-        )
+        epoch = self.take_epoch()
+        return self.compiler.after(self.compiled_plan, plan, epoch, optimizer, tuple(sizes))
 
     def renew(
         self,

@@ -218,10 +218,12 @@ class PlanMigration:
     """A training run on its way to `plan`."""
 
     def __init__(self, engine: "RunEngine", plan: Plan) -> None:
-        self._engine, self._old = engine, engine.compiled_plan
-        old, self._plan = self._old, plan
-        epoch = engine.take_epoch()
-        self._standby_epoch = engine.take_epoch()
+        self._engine, self._plan = engine, plan
+        with engine.boundary():  # whoever recovers makes another run, and numbers anew
+            self._old, self._group = engine.compiled_plan, engine.group
+            epoch, self._standby_epoch, new_epoch = (engine.take_epoch() for _ in range(3))
+            sizes = engine.sizes
+        old = self._old
         self.transition = transition = engine.compiler.paced(
             compile_for_run(
                 engine.model,
@@ -230,14 +232,14 @@ class PlanMigration:
                 epoch=epoch,
                 optimizer=old.optimizer,
                 backends=engine.compiler.backends(old.plan.devices),
-                sizes=engine.sizes,
+                sizes=sizes,
                 seed=old.seed,
                 schedule="1f1b",  # its stages are other ones
                 order_transfers=False,
                 towards=plan,
             )
         )
-        self._new = engine.next_compiled_plan(plan, old.optimizer, engine.sizes)
+        self._new = engine.compiler.after(old, plan, new_epoch, old.optimizer, sizes)
         holders = holding(old.plan, old.segments, old.states(optimizer=True), old.epoch)
         states = transition.states(optimizer=True)
         standbys = [
@@ -255,7 +257,7 @@ class PlanMigration:
             self._holders(),
             targets(plan, self._new.segments, self._new.states(optimizer=True)),
         )
-        rows = dict.fromkeys((old.plan.batch, *engine.sizes))
+        rows = dict.fromkeys((old.plan.batch, *sizes))
         self._follow = {train_name(n, old.plan): self._follow_of(n) for n in rows}
         # who holds the boundary changes it; all others only look
         self._behind: list[Future[ExecutionResult]] = []
@@ -316,7 +318,7 @@ class PlanMigration:
 
     def prepare(self) -> None:
         """Load the transition and the standbys."""
-        transition, group = self.transition, self._engine.group
+        transition, group = self.transition, self._group
         memory = {device: self.needs_bytes(device, self._old) for device in self._devices}
         group.prepare(transition.epoch, transition.requests(self._keep, (), memory))
         programs = [self._fetch, *self._follow.values()]
@@ -377,8 +379,8 @@ class PlanMigration:
         if engine.compiled_plan is not self._old:
             raise PlanReplaced
         engine.finish()
-        engine.group.execute(transition.epoch, self._keep, 0).result()
-        self._fetching = [engine.group.execute(self._standby_epoch, self._fetch, 0, stream=FOLLOW)]
+        self._group.execute(transition.epoch, self._keep, 0).result()
+        self._fetching = [self._group.execute(self._standby_epoch, self._fetch, 0, stream=FOLLOW)]
         engine.migration = self
 
     def follow(self, train: str, step: int, batch: "Mapping[str, torch.Tensor]") -> None:
@@ -400,9 +402,7 @@ class PlanMigration:
             self._await_step()
         self._behind = self._not_taken()
         self._behind.append(
-            self._engine.group.execute(
-                self._standby_epoch, compiled, step, batch=batch, stream=FOLLOW
-            )
+            self._group.execute(self._standby_epoch, compiled, step, batch=batch, stream=FOLLOW)
         )
 
     def _most_behind(self, compiled: Compiled) -> int:
@@ -464,13 +464,13 @@ class PlanMigration:
         """Until the standbys are in step, or come no closer; meanwhile the new plan is loaded."""
         engine, new = self._engine, self._new
         _await(self._fetching, lambda: self._look(task))
-        engine.group.drop(self._old.epoch, self._old.plan.devices)
+        self._group.drop(self._old.epoch, self._old.plan.devices)
         memory = {
             device: max(self.needs_bytes(device, e) for e in (self._old, new))
             for device in self._devices
         }
         try:
-            engine.group.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
+            self._group.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
         except PotluckError:
             self._look(task)
             raise
@@ -498,7 +498,7 @@ class PlanMigration:
             raise PlanReplaced
         engine.finish()
         _await([*self._behind], engine.check)
-        engine.group.execute(new.epoch, self._move, 0).result()
+        self._group.execute(new.epoch, self._move, 0).result()
         engine.commit(new)
 
     def turn_back(self) -> None:
@@ -515,8 +515,7 @@ class PlanMigration:
 
     def give_up(self) -> None:
         """Nobody follows any more; the transition still stands if it is in use."""
-        engine = self._engine
-        group = self._engine.group
+        engine, group = self._engine, self._group
         self._given_up = True
         for future in (*self._fetching, *self._behind):
             future.cancel()

@@ -130,6 +130,34 @@ class PlanCompiler:
         self._check_room(compiled_plan)
         return compiled_plan
 
+    def after(
+        self,
+        old: CompiledPlan,
+        plan: Plan,
+        epoch: int,
+        optimizer: Update | None,
+        sizes: tuple[int, ...],
+    ) -> CompiledPlan:
+        """The next one of the same run, as `make` makes it.
+
+        Parameters
+        ----------
+        old
+            The one in force.
+        plan, epoch, optimizer, sizes
+            As for `make`.
+        """
+        return self.make(
+            plan,
+            run=old.run,
+            epoch=epoch,
+            optimizer=optimizer,
+            sizes=sizes,
+            seed=old.seed,
+            schedule=old.schedule,
+            order_transfers=old.order_transfers,
+        )
+
     def _check_room(self, compiled_plan: CompiledPlan) -> None:
         """An agent hands its worker what came in through a memory of a size; a step that needs more
         there at once would wait for ever.
