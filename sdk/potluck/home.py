@@ -526,7 +526,7 @@ class Home(SharedHome, Shown):
         refine_s: float = 0.0,
         profile: "Profile | None" = None,
         protect: bool | int | None = None,
-        patience_s: float = 600.0,
+        patience_s: float | None = None,
         recovery: str = "soonest",
     ) -> "Handle[Run]":
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or
@@ -562,8 +562,9 @@ class Home(SharedHome, Shown):
             default; see `run.protection`), or every so many steps, while training waits. With
             False it does.
         patience_s
-            How long a training that is protected waits for a lost device to come back, where those
-            that are left cannot go on without it; 0: not at all.
+            How long a run that is protected waits where those that are left cannot go on, until a
+            lost device is back, or one that wants to leave stays; 0: not at all. Default: ten
+            minutes of a training, half a minute of requests.
         recovery
             How a lost device is recovered from: "soonest" (the default: by what ends the training
             soonest, as simulated), "lightweight" (Asteroid's replay: the same pipeline, of which

@@ -11,7 +11,7 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.checkpoint import MAX_SEED, Checkpoint
-from potluck.run.device_wait import PATIENCE_S
+from potluck.run.device_wait import ANSWER_PATIENCE_S, PATIENCE_S
 from potluck.run.engine import RunEngine
 from potluck.run.run import Run
 from potluck.run.snapshots import Protection, Snapshot, check_protect
@@ -46,7 +46,7 @@ def deploy(
     order_transfers: bool | None = None,
     refine_s: float = 0.0,
     protect: bool | int | None = None,
-    patience_s: float = PATIENCE_S,
+    patience_s: float | None = None,
     recovery: str = SOONEST,
 ) -> Run:
     """Load `plan` on its devices with the model's weights, or those of a saved run.
@@ -83,6 +83,8 @@ def deploy(
     OutOfMemory
         A device needs more memory than it may use.
     """
+    if patience_s is None:
+        patience_s = PATIENCE_S if plan.training else ANSWER_PATIENCE_S
     _check(seed, recovery, refine_s=refine_s, patience_s=patience_s)
     check_protect(protect, training=plan.training)
     source = source_of(model, optimizer) if optimizer is not None else None
@@ -104,7 +106,7 @@ def deploy(
         refine_s=refine_s,
         sizes=model.request_rows,
     )
-    engine.patience_s = patience_s if plan.training else 0.0
+    engine.patience_s = patience_s
     engine.recovery = recovery
     engine.source = source if plan.training else None
     run = Run(engine, link)

@@ -1,15 +1,16 @@
-"""Waiting for lost devices where those that are left cannot go on: a laptop that slept, a WiFi that
-was away for a minute, a device that cools down.
+"""Waiting for lost devices, and for those that want to leave, where those that are left cannot go
+on: a laptop that slept, a WiFi that was away for a minute, a device that cools down.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, repeat
 
 from potluck import units
 from potluck.sessions.members import SEARCH_S, Member, Members
 
 LOOK_S = 0.5  # how often whoever waits may change their mind
-PATIENCE_S = 600.0
+PATIENCE_S = 600.0  # of a training
+ANSWER_PATIENCE_S = 30.0  # of whoever asks: an agent that restarts is found again within 15 s
 
 
 def wait_for_one(
@@ -48,6 +49,20 @@ def wait_for_one(
         if back := [name for name in lost if name in members.staying]:
             return tuple(back)
     return ()
+
+
+def reasons_to_leave(members: Members, names: Iterable[str]) -> str:
+    """Why these devices want to leave, in one sentence for each; nothing where none does.
+
+    Parameters
+    ----------
+    members
+        Of the home.
+    names
+        Of devices.
+    """
+    found = {name: members[name].leaving for name in names if name in members}
+    return " ".join(f"{name} wants to leave: {why}." for name, why in found.items() if why)
 
 
 def _is_absent(member: Member) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import DeviceGone, PotluckError
 from potluck.handle import Task
 from potluck.records import Plan
+from potluck.run.device_wait import reasons_to_leave
 from potluck.run.history import DevicesLeft
 from potluck.run.migration import cross
 from potluck.run.recovery import plans_with, recover, surviving
@@ -107,7 +108,7 @@ def drain(engine: "RunEngine") -> None:
         if not devices:
             return
         engine.check()
-        begun_s, why = time.monotonic(), _why(engine, devices)
+        begun_s, why = time.monotonic(), reasons_to_leave(engine.members, devices)
         plan = engine.compiled_plan.plan
         holders = [stage.devices for stage in plan.stages for _ in range(stage.start, stage.stop)]
         plans = plans_with(engine, engine.members.staying, holders)
@@ -122,14 +123,9 @@ def drain(engine: "RunEngine") -> None:
         if is_live:
             _notify(engine, devices, why, time.monotonic() - begun_s)
     if failure is not None and leaving(engine):
-        _keep(engine, f"{_why(engine, leaving(engine))} The run could not move: {failure}")
+        why = reasons_to_leave(engine.members, leaving(engine))
+        _keep(engine, f"{why} The run could not move: {failure}")
         raise failure
-
-
-def _why(engine: "RunEngine", devices: Sequence[str]) -> str:
-    """In one sentence for each device."""
-    members = engine.members
-    return " ".join(f"{name} wants to leave: {members[name].leaving}." for name in devices)
 
 
 def _switched(engine: "RunEngine", plan: Plan) -> bool:
@@ -150,7 +146,7 @@ def _switched(engine: "RunEngine", plan: Plan) -> bool:
         if devices and engine.protection is not None:
             surviving(engine, engine.protect)
         if devices and engine.compiled_plan.plan == before:
-            gone = DeviceGone(_why(engine, devices), device=devices[0])
+            gone = DeviceGone(reasons_to_leave(engine.members, devices), device=devices[0])
             recover(engine, gone)
     return False
 

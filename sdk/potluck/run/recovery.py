@@ -17,7 +17,7 @@ from potluck.adapt.recovery_cost import recovery_s
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
 from potluck.records import Plan, Problem
-from potluck.run.device_wait import wait_for_one
+from potluck.run.device_wait import reasons_to_leave, wait_for_one
 from potluck.run.history import Recovery
 from potluck.run.surviving_copies import SurvivingCopies, go_on_from, surviving_copies
 
@@ -145,8 +145,8 @@ def _go_on(engine: "RunEngine", cause: PotluckError, copies: SurvivingCopies | N
         if not plans:
             engine.forget_all()
             if not _is_one_back(engine, failures):
-                engine.end(cause)
-                raise cause
+                engine.end(_nobody(engine, cause))
+                raise engine.failed or cause
             continue
         again = _begun(engine, plans)
         if again is None:
@@ -169,12 +169,26 @@ def _begun_from_copies(engine: "RunEngine", plan: Plan, copies: SurvivingCopies)
 
 def _is_one_back(engine: "RunEngine", failures: Counter[str]) -> bool:
     """Wait for those that were lost; one that is back begins with a clean slate."""
-    back = wait_for_one(
-        engine.members, _known(engine), engine.patience_s, lambda text: engine.notify(text)
-    )
+
+    def say(text: str) -> None:
+        engine.check()  # it may be closed meanwhile
+        engine.notify(text)
+
+    back = wait_for_one(engine.members, _known(engine), engine.patience_s, say)
     for name in back:
         del failures[name]
     return bool(back)
+
+
+def _nobody(engine: "RunEngine", cause: PotluckError) -> PotluckError:
+    """What ends the run: what was lost, and who is there and takes nothing new."""
+    why = reasons_to_leave(engine.members, _known(engine))
+    if not why or why in str(cause):
+        return cause
+    text = str(cause).removeprefix(f"{cause.device}: ").removesuffix(f" {cause.next_step}")
+    return type(cause)(
+        f"{text} {why}", device=cause.device, next_step=cause.next_step, **cause.facts
+    )
 
 
 def _known(engine: "RunEngine") -> Sequence[str]:

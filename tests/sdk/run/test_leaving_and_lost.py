@@ -42,7 +42,8 @@ class Comings:
     """What devices do. Whoever crashes or wants to leave is there again after a while."""
 
     def __init__(self, home, rng):
-        self._lab, self._rng, self.log = memory_of(home), rng, []
+        self._lab, self._rng = memory_of(home), rng
+        self.log = []
 
     def faults(self, names, n_messages):
         """A few, each with the number of messages until then."""
