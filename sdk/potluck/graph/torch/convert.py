@@ -293,9 +293,7 @@ class Converter:
             self.values[node] = target
             return
         functional = name.replace("_.", ".", 1)
-        viewed = (_is_view(user) for user in source.users if user < node)  # type: ignore[union-attr]
-        aliased = source.op == "placeholder" or _is_view(source) or any(viewed)  # type: ignore[union-attr]
-        if functional not in OPERATORS or aliased:
+        if functional not in OPERATORS or _is_seen_elsewhere(source, node):
             raise ModelError(
                 f"the operator {name} changes a tensor in place that others may see{where(node)}.",
                 next_step=self._instead(node, functional),
@@ -383,6 +381,21 @@ def _is_view(node: Any) -> bool:
         return bool(node.op == "call_function")
     name = str(node.target)
     return KIND_OF.get(name) == "shape" and name.split(".")[1] not in _COPIES
+
+
+def _is_seen_elsewhere(source: Any, node: torch.fx.Node) -> bool:
+    """Whether a change of a tensor is seen by who does not read that tensor: what it is a view of,
+    and all other views of that.
+    """
+    root = source
+    while isinstance(root, torch.fx.Node) and _is_view(root):
+        root = root.args[0]
+    if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
+        return True
+    sharing = [root]
+    for each in sharing:
+        sharing += [user for user in each.users if user < node and _is_view(user)]
+    return any(user > node for each in sharing if each is not source for user in each.users)
 
 
 def where(node: torch.fx.Node) -> str:

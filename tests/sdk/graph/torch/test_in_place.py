@@ -2,6 +2,7 @@
 
 import pytest
 
+from potluck.errors import ModelError
 from potluck.graph import Model
 from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.segment import dumps, loads
@@ -83,6 +84,21 @@ def after_a_dropout(x):
     return y * z
 
 
+def dropped(x):
+    return torch.nn.functional.dropout(x, 0.0, training=True, inplace=True)
+
+
+def a_dropout_of_a_view(x):
+    return dropped((x * 1.0).unsqueeze(2).flatten(1)) * 2.0
+
+
+def a_dropout_of_what_has_views_that_nobody_reads_later(x):
+    y = x * 1.0
+    before = y[:, :3].sum(1, keepdim=True)
+    z = dropped(y.view(-1, 2, 3))
+    return z.flatten(1) * z.transpose(1, 2).reshape(-1, 6) * before
+
+
 def a_shape(x):
     y = (x * 2.0).unsqueeze_(1)
     z = y.expand(-1, 6, -1) * 1.0
@@ -109,6 +125,7 @@ LINES = [
     *(a_slice, a_slice_of_a_view, seen_through_another_view, twice, by_a_mask),
     *(by_an_index, of_another_type, a_transposed_one),
     *(of_what_a_change_gave_back, a_copy_whose_source_changes, after_a_dropout),
+    *(a_dropout_of_a_view, a_dropout_of_what_has_views_that_nobody_reads_later),
     *(a_shape, a_shape_beside_another_view, a_quantile),
 ]
 
@@ -143,3 +160,34 @@ def test_gives_what_eager_torch_gives_bit_by_bit(line):
     gradients = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
     assert torch.equal(loss, expected)
     assert torch.allclose(part.gradients(), gradients, rtol=1e-6, atol=1e-7)
+
+
+SEEN = {
+    "by what it is a view of": lambda y: (y[:, :3], lambda z: z.sum(1, keepdim=True) * y),
+    "by a view of it from before": lambda y: (y, lambda z, v=y[:, :3]: z.sum() + v),
+    "by a view from before of what it is a view of": lambda y: (
+        y.view(-1, 2, 3),
+        lambda z, v=y[:, :3]: z.flatten(1)[:, :3] * v,
+    ),
+    "by a view from later of what it is a view of": lambda y: (
+        y.view(-1, 2, 3),
+        lambda z: z.flatten(1)[:, :3] * y[:, :3],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEEN.values(), ids=SEEN)
+def test_a_dropout_in_place_that_others_see_is_refused(case):
+    """What it draws is of a device, so that it is written as a new value where nobody else sees."""
+
+    def line(x):
+        changed, rest = case(x * 1.0)
+        return rest(torch.nn.functional.dropout(changed, 0.5, training=True, inplace=True))
+
+    with pytest.raises(ModelError, match="others may see"):
+        Model.from_torch(
+            Net(line),
+            torch.randn(4, 6),
+            loss=lambda out, y: (out.mean(1) - y).square().mean(),
+            example_targets=torch.randn(4),
+        )
