@@ -116,12 +116,16 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
     def look() -> None:
         task.check()
         engine.check()
-        if engine.group is not group:
+        if is_overtaken():
             raise PlanReplaced
+
+    def is_overtaken() -> bool:
+        """Whether the run has gone on without us: after a loss, or with more programs."""
+        return engine.group is not group or engine.compiled_plan not in (old, new)
 
     with engine.boundary():
         old, group = engine.compiled_plan, engine.group
-        new = engine.next_compiled_plan(plan, None)
+        new = engine.next_compiled_plan(plan, None, engine.sizes)
     move = compile_move(
         MOVE,
         holding(old.plan, old.segments, old.states(optimizer=False), old.epoch),
@@ -143,7 +147,7 @@ def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
     except BaseException as error:
         group.drop(new.epoch, requests)
         with engine.boundary():  # who recovers is at it until then
-            if engine.group is not group and isinstance(error, PotluckError):
+            if is_overtaken() and isinstance(error, PotluckError):
                 raise PlanReplaced from error
         raise
 

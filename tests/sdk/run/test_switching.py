@@ -448,6 +448,32 @@ def test_every_request_during_switches_over_slow_links_is_answered_once(lab, mod
     run.close()
 
 
+@pytest.mark.parametrize("phase", ["loading the plan", "copying weights"])
+def test_requests_that_need_a_program_of_their_own_meanwhile_only_delay_a_switch(lab, phase):
+    """The old plan is loaded anew with it, on its own devices."""
+    x, _ = make_data()
+    net = torch.nn.Sequential(make_net(norm=False), torch.nn.Softmax(0)).eval()
+    model = potluck.Model.from_torch(net, x[:4], compares_rows=True)
+    before, after = (
+        make_plan(model, *PLANS[name], micro_batch=MICRO, training=False) for name in ("ab", "c")
+    )
+    run = lab.deploy(before, model).wait()
+    asked = []
+
+    def ask(done_frac, words):
+        if words == phase and not asked:
+            asked.append(run(x[:3]))
+
+    with engine_of(run).boundary():  # so that it does not begin before we listen
+        switching = run.switch(after)
+        switching.listen(ask)
+    switching.wait()
+    assert run.plan == after
+    for rows, answer in ((3, asked[0]), (3, run(x[:3])), (5, run(x[:5]))):
+        assert torch.allclose(answer, net(x[:rows]), atol=1e-6)
+    run.close()
+
+
 def test_a_switch_for_requests_that_fails_leaves_the_old_plan_answering(fresh_lab, model):
     run = fresh_lab.deploy(plan_of(model, "ab", training=False), model).wait()
     x, _ = make_data()

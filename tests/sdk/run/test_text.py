@@ -23,7 +23,7 @@ from tests.sdk.run.test_recovery import inject_after
 import potluck
 from potluck.errors import ModelError, PlanError, RequestFailed, UserError
 from potluck.testing.faults import memory_of
-from potluck.testing.internals import link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -163,6 +163,13 @@ def test_the_plan_changes_in_the_middle_of_a_text(run, llama):
         run.switch(plan_of(model, *devices)).wait()
     for prompt, text in zip(given, texts, strict=True):
         assert text.wait().tokens == written(lm, prompt, 25)
+
+
+def test_a_switched_plan_has_the_programs_for_few_texts_too(run, llama):
+    _, model = llama
+    for devices in ((C, A), (B,), (A, B, C)):
+        run.switch(plan_of(model, *devices)).wait()
+        assert (*engine_of(run).compiled_plan.infer_rows.values(),) == model.request_rows
 
 
 @pytest.mark.few(3)
