@@ -143,3 +143,13 @@ def test_the_plan_changes_in_the_middle_of_a_text():
 def test_what_cannot_be_divided_is_refused_in_words(how, words):
     with pytest.raises(ModelError, match=words):
         model_of(language_model()).divided(**how)
+
+
+def test_it_is_no_more_called_or_saved_than_the_whole_one(tmp_path):
+    model = model_of(language_model()).divided((1, 1))
+    with pytest.raises(ModelError, match="a language model writes texts"):
+        model.check_inputs(torch.zeros(1, 1))
+    with pytest.raises(ModelError, match="made anew from its module") as refused:
+        model.save(tmp_path / "m")
+    assert "save_pretrained" in refused.value.next_step
+    assert model.request_rows == (1, ROWS)

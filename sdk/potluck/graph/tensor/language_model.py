@@ -1,6 +1,7 @@
 """A language model divided by tensor: each device keeps the keys and values of its own heads."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from potluck.graph.language_model import LanguageModel
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
@@ -28,3 +29,18 @@ class DividedLanguageModel(DividedModel, LanguageModel):
         self.rows, self.max_length = whole.rows, whole.max_length
         self.n_candidates, self.vocabulary = whole.n_candidates, whole.vocabulary
         self.stops, self.tokenizer = whole.stops, whole.tokenizer
+
+    def save(self, path: "str | Path") -> None:
+        """Refuse, as the whole one does.
+
+        Parameters
+        ----------
+        path
+            Where to.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
+        LanguageModel.save(self, path)
