@@ -135,7 +135,8 @@ def check_late(plan: Plan, segments: Sequence[Segment], update: StepUpdate) -> N
         raise PlanError(
             f"the stages {', '.join(map(str, holders))} share the weight {name}, whose gradients "
             "they sum in every step; updates that come one step late do not.",
-            next_step=f"Cut the model so that one stage has it. {synchronous}",
+            next_step="Plan the layers that use it as one stage; the lanes of a model divided by "
+            f"tensor always share such, so plan the whole one. {synchronous}",
         )
     for stage, segment in zip(plan.stages, segments, strict=True):
         if len(stage.devices) > 1 and segment.buffer_count:

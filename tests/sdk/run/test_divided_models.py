@@ -170,6 +170,17 @@ def test_adafactor_needs_whole_matrices(home):
         home.deploy(plan, divided, optimizer=potluck.Adafactor()).wait()
 
 
+def test_updates_one_step_late_are_for_the_whole_model(home):
+    _, model, x, y = made()
+    divided = model.divided((1, 1))
+    plan = by_lanes(divided, home.devices, 4, training=True)
+    run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
+    with pytest.raises(PlanError, match=r"divided by tensor .* plan the whole one"):
+        run.fit([(x, y)] * 4, one_step_late=2).wait()
+    assert len(run.fit([(x, y)] * 2).wait().losses) == 2
+    run.close()
+
+
 @pytest.mark.parametrize("shape", [(8, 6), (8, 5, 6)])
 def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home, shape):
     class Dropped(torch.nn.Module):
