@@ -144,8 +144,15 @@ def _as_tensor(value: Any, key: str, arguments: Arguments) -> "torch.Tensor":
         if key and key not in arguments.names:
             # a name that is not the model's says more than a type
             arguments.in_order([(key, value)])
+        what = f"a batch holds a {type(value).__name__}{f' as {key}' if key else ''}"
+        if hasattr(value, "dtype"):
+            raise UserError(
+                f"{what} of {value.dtype}, of which torch makes no tensor: "
+                f"{str(error).splitlines()[0]}"[:300],
+                next_step="Give numbers, with their bytes and rows in this machine's order: "
+                "numpy.ascontiguousarray(x, x.dtype.newbyteorder('=')).",
+            ) from error
         raise UserError(
-            f"a batch holds a {type(value).__name__}{f' as {key}' if key else ''}, which is "
-            "no tensor.",
+            f"{what}, which is no tensor.",
             next_step="Give tensors, or a DataLoader that yields tuples or mappings of tensors.",
         ) from error

@@ -210,3 +210,24 @@ def test_a_decoder_that_has_labels_alone_is_told_what_answers_need():
     with pytest.raises(ModelError, match=r"without its targets\?.*decoder_input_ids"):
         Model.from_torch(net, batch, loss="loss")
     assert Model.from_torch(net, {**batch, "decoder_input_ids": ids}, loss="loss").trains
+
+
+def test_what_torch_cannot_export_although_it_runs_is_not_laid_to_the_module():
+    class Slopes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return torch.func.vmap(torch.func.jacrev(self.inner))(x)
+
+    assert Slopes()(X).shape == (6, 4, 8)
+    with pytest.raises(ModelError, match=r"torch\.export fails at it by itself"):
+        Model.from_torch(Slopes(), X)
+    with pytest.raises(ModelError, match=r"Does net\(example\) run"):
+        Model.from_torch(Misspelt(), X)
+
+
+class Misspelt(nn.Module):
+    def forward(self, x):
+        return x.std_mean(1)  # torch has it as a function alone

@@ -3,11 +3,13 @@
 import copy
 from collections import UserDict, namedtuple
 
+import numpy
 import pytest
 from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.errors import UserError
+from potluck.run.batches import as_tuple
 from potluck.run.device_group import DeviceGroup
 
 torch = pytest.importorskip("torch")
@@ -296,3 +298,22 @@ def test_a_nested_tensor_is_told_what_to_do(home, model):
         with pytest.raises(UserError, match=r"holds a nested tensor.*to_padded_tensor"):
             ask()
     run.close()
+
+
+NO_TENSORS = {
+    "byte order": lambda: numpy.zeros((6, 4), ">f4"),
+    "stride": lambda: numpy.zeros((6, 4), "f4")[::-1],
+    "numpy.object_": lambda: numpy.full((6, 4), None),
+    "numpy.datetime64": lambda: numpy.zeros((6, 4), "datetime64[s]"),
+}
+
+
+@pytest.mark.parametrize("why", NO_TENSORS)
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: (x,), lambda x: {"input": x}])
+def test_an_array_of_which_torch_makes_no_tensor_is_told_what_of_it(why, form):
+    model = potluck.Model.from_torch(nn.Linear(4, 3), torch.randn(6, 4))
+    array = NO_TENSORS[why]()
+    with pytest.raises(UserError, match=why) as refused:
+        as_tuple(form(array), model.arguments)
+    assert f"of {array.dtype}, of which torch makes no tensor" in str(refused.value)
+    assert "newbyteorder" in str(refused.value)

@@ -194,8 +194,15 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
             next_step="Use the form that returns a new tensor, or torch.nn.utils.parametrize. "
             "Write a derivative out, or take it outside of the model.",
         )
+    next_step = TRY
+    if isinstance(error, AttributeError) and "_subclasses" in Path(frames[-1].filename).parts:
+        next_step = (  # as of vmap(jacrev(f)): within torch, whatever the module does
+            "torch.export fails at it by itself, also where net(example) runs: compute it in "
+            "another way, as a derivative by its formula, or outside of the model."
+        )
     return ModelError(
-        f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY
+        f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}",
+        next_step=next_step,
     )
 
 
