@@ -57,6 +57,8 @@ class JobUpload:
         ------
         UserError
             No such bytes are expected now.
+        FileError
+            They cannot be written; it cannot come whole any more.
         """
         if name not in self._files:
             raise UserError(f"no file {name[:80]!r} is expected.")
@@ -64,9 +66,14 @@ class JobUpload:
         if at != came or came + len(data) > self._files[name][0]:
             raise UserError(f"{name}: {came} of {self._files[name][0]} bytes have come, in order.")
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as out:
-            out.write(data)
+        try:
+            append(path, data)
+        except OSError as error:  # the disk may have filled up since the beginning
+            raise FileError(
+                f"cannot write {path}: {error.strerror}.",
+                next_step="Make room there, or hand it to another.",
+                path=str(path),
+            ) from error
         digest.update(data)
         self._came[name] = (came + len(data), digest)
 
@@ -83,6 +90,26 @@ class JobUpload:
             is_there = (self.folder / name).is_file()
             if not is_there or came != nbytes or digest.hexdigest() != sha256:
                 raise FileError(f"{name} is not as it was sent.", next_step="Hand it over again.")
+
+
+def append(path: Path, data: bytes) -> None:
+    """Write these bytes behind what is in a file, which is made where it is missing.
+
+    Parameters
+    ----------
+    path
+        The file.
+    data
+        The bytes.
+
+    Raises
+    ------
+    OSError
+        Not all of them are written.
+    """
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as out:
+        out.write(data)
 
 
 def _checked(files: Any) -> dict[str, tuple[int, str]]:

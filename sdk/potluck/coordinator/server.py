@@ -31,7 +31,7 @@ from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.server_socket import ServerSocket
 from potluck.coordinator.shared_job import SharedJob
 from potluck.documents import read_json
-from potluck.errors import HomeError, PotluckError, UserError
+from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
 
 VERSION = 1
@@ -239,12 +239,17 @@ class CoordinatorServer:
         return {}, b""
 
     def _give_up(self, job: str) -> None:
-        """It did not come whole, and others come."""
+        """It did not come whole, and others come, or nothing of it can be written."""
         shutil.rmtree(self._arrivals.pop(job).folder, ignore_errors=True)
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> Answer:
         name, at = str(request.get("file")), _whole(request, "at")
-        self._arrival(request).put(name, at, data)
+        arrival = self._arrival(request)
+        try:
+            arrival.put(name, at, data)
+        except FileError:
+            self._give_up(_name(request))
+            raise
         return {}, b""
 
     def _arrival(self, request: Mapping[str, Any]) -> JobUpload:
@@ -365,7 +370,8 @@ def _guarded(act: "Callable[[], T]", about: object) -> "T | Answer":
     except PotluckError as error:
         return {"error": str(error)}, b""
     except OSError as error:
-        return {"error": f"{error.filename}: {error.strerror}."}, b""
+        where = f"{error.filename}: " if error.filename else ""
+        return {"error": f"{where}{error.strerror}."}, b""
     except Exception as error:  # the last line of defence
         FAULTS.exception("a fault in the coordinator while answering %.500r", about)
         return {"error": f"this is a fault of potluck's ({type(error).__name__})."}, b""

@@ -1,6 +1,8 @@
 """Whatever is said to a coordinator is answered in words, and only those it knows are heard."""
 
+import errno
 import json
+import os
 import random
 import shutil
 import threading
@@ -13,6 +15,7 @@ import zmq
 from tests.sdk.coordinator.test_coordinator import B, case, check, handed_over, home_without, until
 
 import potluck
+from potluck.coordinator import job_upload
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.detached_run import DetachedRun
 from potluck.coordinator.endpoint import Endpoint
@@ -310,6 +313,30 @@ def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
     finally:
         server.close()
     assert CHUNK_BYTES < 2**22
+
+
+@pytest.mark.parametrize("room", [0, 1, 1000, 6000, 12_000, 20_000])
+def test_a_disk_that_fills_up_while_a_job_comes_is_told_and_keeps_nothing_of_it(
+    tmp_path, case, serving, monkeypatch, room
+):
+    place, coordinator = serving
+    handed_over(tmp_path / "job", case)
+    append, left = job_upload.append, room
+
+    def fill(path, data):
+        nonlocal left
+        append(path, data[:left])
+        if len(data) > left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left -= len(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_upload, "append", fill)
+        with pytest.raises(HomeError, match=r"cannot write .*: No space left on device\. "):
+            place.hand_over("x", tmp_path / "job", Task())
+    assert [*coordinator.folder.iterdir()] == []
+    place.hand_over("x", tmp_path / "job", Task())
+    assert place.ask("jobs")[0]["jobs"] == ["x"]
 
 
 @pytest.mark.parametrize("moment", range(3))
