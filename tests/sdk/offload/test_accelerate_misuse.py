@@ -176,3 +176,20 @@ def test_what_is_changed_after_it_was_accelerated_is_never_answered_by_what_was(
             with pytest.raises(ModelError, match="changed"):
                 fast(x)
         assert fast.failure is None
+
+
+SAME_FOR_ALL = {
+    "of weights": lambda net, x: (net.weight * 2).sum().expand(len(x), 3),
+    "a weight": lambda net, x: net.bias.expand(len(x), 2),
+    "of nothing": lambda net, x: torch.ones(len(x), 3),
+}
+
+
+@pytest.mark.parametrize("case", SAME_FOR_ALL)
+def test_an_output_that_is_the_same_for_every_request_is_refused_by_name(home, case):
+    class Two(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x), SAME_FOR_ALL[case](self, x)
+
+    with pytest.raises(ModelError, match="is the same for every request"):
+        accelerate(Two(6, 2), torch.randn(1, 6), helper=home["local-2"]).wait()

@@ -78,7 +78,7 @@ class Shareable:
     Raises
     ------
     ModelError
-        It has several inputs.
+        It has several inputs, or an output that depends on none.
     """
 
     def __init__(self, line: Linearization) -> None:
@@ -94,9 +94,14 @@ class Shareable:
             *(graph.first_node + position for position in line.bound),
         )
         self._bound = frozenset(self.values)
-        self.outputs = tuple(
-            dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self._bound)
-        )
+        for output in graph.outputs:
+            if output.ref.value not in self._bound:
+                raise ModelError(
+                    f"the output {output.name} is the same for every request, so that none of it "
+                    "can be shared.",
+                    next_step="Return what is made of the input, and keep the rest beside it.",
+                )
+        self.outputs = tuple(dict.fromkeys(output.ref for output in graph.outputs))
         self.groups = self._groups()
         self.place = {value: place for place, group in enumerate(self.groups) for value in group}
 
