@@ -273,9 +273,10 @@ class RegionFinder:
     def _region(
         self, starts: Sequence[int], units: int, spread: _Spread, *, optional: bool = False
     ) -> Region | None:
-        """It stands where nobody else reads the states that are cut."""
+        """It stands where nobody reads the states that are cut as a whole, of its own nodes too."""
         for state in spread.states:
-            if any(user not in spread.effects for user in self._users[state]):
+            effects = [spread.effects.get(user) for user in self._users[state]]
+            if any(effect is None or state not in effect.states for effect in effects):
                 return None
         return Region(
             starts=tuple(starts),

@@ -75,7 +75,8 @@ class _Rewriting:
                     "nothing of it can be divided by positions: no sum of divided products is "
                     "[rows, positions, features] with a known number of positions, one or more for "
                     "each device, and read by a norm or an operator that goes by elements.",
-                    next_step="Divide it without sequence=True.",
+                    next_step="Divide it without sequence=True; where from_torch got "
+                    "sequence_dims=, leaving that out makes the number known.",
                 )
         # of values of which each lane has some positions
         self.scattered = {v: region for region in by_positions for v in region.starts}

@@ -4,7 +4,7 @@ operand has, the answer in pieces is the whole one.
 
 import pytest
 import torch
-from tests.sdk.graph.divisible_modules import answer_in_pieces
+from tests.sdk.graph.divisible_modules import Case, answer_in_pieces, gradients_in_pieces
 from torch import nn
 from torch.nn import functional
 
@@ -106,3 +106,41 @@ def test_the_answer_in_pieces_is_the_whole_one(name):
             assert answer.shape == expected.shape, (start, width)
             assert torch.allclose(answer, expected, atol=1e-5), (start, width)
     assert tried
+
+
+class Twice(nn.Module):
+    """Weights that are cut with the columns, and then read as a whole, along the other axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.randn(6))
+
+
+class Scaled(Twice):
+    def forward(self, x):
+        scaled = (self.first(x) * self.scale).transpose(1, 2) * self.scale
+        return self.last(scaled.transpose(1, 2))
+
+
+class Mixed(Twice):
+    def forward(self, x):
+        return self.last(self.first(self.first(x).transpose(1, 2)).transpose(1, 2)) * self.scale[:3]
+
+
+@pytest.mark.parametrize("make", [Scaled, Mixed])
+def test_a_weight_that_is_read_in_pieces_and_as_a_whole_stays_whole(make):
+    torch.manual_seed(0)
+    net, loss = make(), functional.mse_loss
+    case = Case(net, torch.randn(5, 6, 6), torch.randn(5, 6, 3), loss)
+    model = Model.from_torch(net, case.x, loss=loss, example_targets=case.y)
+    try:
+        divided = model.divided((1, 1))
+    except ModelError as error:
+        assert REFUSED[0] in str(error)  # noqa: PT017
+        return
+    assert torch.allclose(answer_in_pieces(divided, case.x), net(case.x), atol=1e-5)
+    _, gradients = gradients_in_pieces(divided, case)
+    loss(net(case.x), case.y).backward()
+    for name, parameter in net.named_parameters():
+        assert torch.allclose(gradients[name], parameter.grad, atol=1e-5), name
