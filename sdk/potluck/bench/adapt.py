@@ -29,8 +29,9 @@ SETTINGS: Mapping[str, float] = {
     "deadlines": 5,
     "switch_steps": 4,
     "lab_evenings": 1,
-    "lab_stretches": 5,
-    "lab_steps": 24,
+    "lab_stretches": 3,
+    "lab_steps": 100,
+    "lab_played_steps": 20,
     "lab_time_scale": 22,
     "seed": 0,
 }

@@ -5,13 +5,18 @@ the air is as profiled. In each later one it carries 40 to 60 % less (as in Deep
 to 90 % less (a microwave oven), or as profiled. One is as likely as another. All ways train on the
 same batches from the same weights, and the air changes at the same steps. The plan that stays and
 our adapter are told nothing. Planning anew and the oracle go over when the air changes, the oracle
-by what the simulator says of all evening."""
+by what the simulator says of all evening.
+
+Within a stretch nothing changes for minutes, and only our adapter does anything there: it alone
+plays all of it. Of the others the beginning of a stretch is played, with its switch, and the rest
+goes on as their last steps did."""
 
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.conditions import MEDIUM, Conditions
@@ -32,6 +37,7 @@ BATCH = 128
 CHANNELS, DEPTH = 32, 7
 LOSSES = ((0.0, 0.0), (0.4, 0.6), (0.8, 0.9))  # of what the air carries
 LEARNING_RATE = 1e-3
+LAST = 8  # steps of the beginning of a stretch by which the rest of it goes
 ASSUMED = 'basis = "estimate", source = "a setting", reason = "a setting of this bench"'
 HOME_FILE = f"""
 name = "three-devices"
@@ -59,7 +65,8 @@ def figures(settings: Mapping[str, float]) -> dict[str, float]:
     Parameters
     ----------
     settings
-        "lab_evenings", "lab_stretches" of one, "lab_steps" of a stretch, "lab_time_scale", "seed".
+        "lab_evenings", "lab_stretches" of one, "lab_steps" of a stretch, "lab_played_steps" of
+        these where the plan stays within a stretch, "lab_time_scale", "seed".
     """
     try:
         return _played(settings, settings["lab_time_scale"])
@@ -81,7 +88,8 @@ def _played(settings: Mapping[str, float], time_scale: float) -> dict[str, float
             played = AdaptedHome(home)
             for number in range(int(settings["lab_evenings"])):
                 evening = played.evening(int(settings["seed"]) + number, settings)
-                for name, value in played.by_all_ways(evening).items():
+                n_played = int(settings["lab_played_steps"])
+                for name, value in played.by_all_ways(evening, n_played).items():
                     found.setdefault(name, []).append(value)
     totals = {f"lab_{name}": sum(values) for name, values in found.items()}
     for name in ("ours", "static", "anew"):
@@ -136,13 +144,15 @@ class AdaptedHome:
             noise=0.0,
         )
 
-    def by_all_ways(self, evening: fluctuations.Evening) -> dict[str, float]:
+    def by_all_ways(self, evening: fluctuations.Evening, n_played: int) -> dict[str, float]:
         """Seconds and switches of each way.
 
         Parameters
         ----------
         evening
             What the air does.
+        n_played
+            Steps of a stretch that are played where the plan stays within it.
         """
         path = fluctuations.oracle(evening).plans
         ways: dict[str, Choice | None] = {
@@ -153,15 +163,19 @@ class AdaptedHome:
         }
         found: dict[str, float] = {}
         for name, choice in ways.items():
-            trained = self._train(evening, choice, adapt=name == "ours")
+            adapt = name == "ours"
+            n = evening.n_steps if adapt else min(n_played, evening.n_steps)
+            trained = self._train(evening, choice, n, adapt=adapt)
             found[f"{name}_s"] = trained.seconds
             found[f"switches_{name}"] = float(trained.n_switches)
         return found
 
     def _train(
-        self, evening: fluctuations.Evening, choice: Choice | None, *, adapt: bool
+        self, evening: fluctuations.Evening, choice: Choice | None, n_played: int, *, adapt: bool
     ) -> Trained:
-        """From the beginning; `choice` says what to go over to where the air changes."""
+        """From the beginning; `choice` says what to go over to where the air changes. So many steps
+        of each stretch are played.
+        """
         from potluck.run.optimizers import AdamW
 
         self._air(1.0)
@@ -172,7 +186,7 @@ class AdaptedHome:
         used = [first.stages]
 
         def on_step(step: int, loss: float) -> None:
-            number, since = divmod(step, evening.n_steps)
+            number, since = divmod(step, n_played)
             if since or number >= len(evening.stretches):
                 return
             self._air(evening.stretches[number].of((MEDIUM, AIR)))
@@ -180,11 +194,14 @@ class AdaptedHome:
                 used.append(choice(number).stages)
                 run.switch(choice(number))
 
-        n_steps = evening.n_steps * len(evening.stretches)
+        n_steps = n_played * len(evening.stretches)
         history = run.fit([self._batch] * n_steps, adapt=adapt, on_step=on_step).wait()
         run.close()
         n_own = sum(each.action == "switch" for each in history.decisions)
-        return Trained(seconds=sum(history.step_s), n_switches=n_own + len(used) - 1)
+        stretches = [history.step_s[i : i + n_played] for i in range(0, n_steps, n_played)]
+        n_left = evening.n_steps - n_played
+        seconds = sum(sum(each) + n_left * median(each[-LAST:]) for each in stretches)
+        return Trained(seconds=seconds, n_switches=n_own + len(used) - 1)
 
     def _air(self, factor: float) -> None:
         rate = AIR_BYTES_PER_S / factor
