@@ -1,7 +1,6 @@
 """A language model divided by tensor: each device keeps the keys and values of its own heads."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from potluck.graph.language_model import LanguageModel
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
@@ -30,17 +29,4 @@ class DividedLanguageModel(DividedModel, LanguageModel):
         self.n_candidates, self.vocabulary = whole.n_candidates, whole.vocabulary
         self.stops, self.tokenizer = whole.stops, whole.tokenizer
 
-    def save(self, path: "str | Path") -> None:
-        """Refuse, as the whole one does.
-
-        Parameters
-        ----------
-        path
-            Where to.
-
-        Raises
-        ------
-        ModelError
-            Always.
-        """
-        LanguageModel.save(self, path)
+    save = LanguageModel.save  # of its module
