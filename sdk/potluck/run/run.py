@@ -671,7 +671,8 @@ class Run(Watched, Writes):
         UserError
             There is no batch left, or nobody can go on with it: the agents of a lab end with it.
         HomeError
-            The coordinator refuses; says why. The run goes on here.
+            The coordinator refuses; says why. The run stays here: a fit that had ended for it goes
+            on with `fit(..., resume=True)`.
         """
         self._engine.check(training=True)
         if self.hand_over is None:

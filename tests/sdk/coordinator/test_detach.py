@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import psutil
@@ -219,4 +220,28 @@ def test_what_cannot_be_detached_or_attached_says_so(state, tmp_path):
     with pytest.raises(HomeError, match="no coordinator answers at"):
         run.detach(loader, to="127.0.0.1:9", key=nobody).wait()
     assert run.fit(loader).wait().losses  # it goes on here
+    home.close()
+
+
+@pytest.mark.long
+def test_where_what_is_sent_is_refused_the_training_goes_on_here(state, monkeypatch):
+    def refuse(*_, **__):
+        raise HomeError("it has no room for this.")
+
+    monkeypatch.setattr("potluck.coordinator.endpoint.Endpoint.hand_over", refuse)
+    home, run, loader = begun(state)
+    fitting = run.fit(loader, epochs=EPOCHS)
+    while run.step < 5:
+        time.sleep(0.01)
+    with pytest.raises(HomeError, match="no room"):
+        run.detach().wait()
+    with pytest.raises(CancelledError):
+        fitting.wait()
+    n_done = run.step
+    losses = run.fit(loader, epochs=EPOCHS, resume=True).wait().losses
+    expected, weights = alone()
+    assert losses[-1] == pytest.approx(expected[-1], rel=1e-5)
+    assert run.step == len(expected) > n_done
+    for name, tensor in run.state_dict().items():
+        assert torch.allclose(tensor, weights[name], atol=1e-5), name
     home.close()
