@@ -21,6 +21,7 @@ COMPUTERS = {"pi": "raspberry-pi-5", "jetson": "jetson-orin-nano"}
 # bytes per second of the medium, how often a path crosses it, seconds before the first byte
 LINKS = {"wired_1000": (125e6, 1, 2e-4), "wifi_300": (37.5e6, 2, 2e-3)}
 PROMPT, N_TOKENS = [1, 2, 3], 12
+SLOWER = 60.0  # emulated devices than this machine: a token takes a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def model_of(shape: LlamaShape, n_blocks: int) -> "LanguageModel":
     return LanguageModel.from_transformers(lm, max_length=LENGTH)
 
 
-def lab_tokens(rate: str, slower: float) -> dict[str, float]:
+def lab_tokens(rate: str, slower: float = SLOWER) -> dict[str, float]:
     """Milliseconds of a token on one emulated device and on two, and by what was predicted.
 
     Parameters

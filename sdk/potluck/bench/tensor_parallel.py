@@ -65,7 +65,7 @@ def run(settings: Mapping[str, float]) -> Result:
             with Home.local(n) as home:
                 figures |= _live(home, n, settings)
         for rate in LAB_RATES if settings["lab"] else ():
-            figures |= _lab(rate, settings) | lab_tokens(rate, SLOWER)
+            figures |= _lab(rate, settings) | lab_tokens(rate)
     finally:
         torch.set_num_threads(before)
     figures |= {f"sequence_{n}_kept_frac": _kept_frac(n, settings) for n in DEVICES}
