@@ -78,15 +78,13 @@ def model_of(shape: LlamaShape, n_blocks: int) -> "LanguageModel":
     return LanguageModel.from_transformers(lm, max_length=LENGTH)
 
 
-def lab_tokens(rate: str, slower: float = SLOWER) -> dict[str, float]:
+def lab_tokens(rate: str) -> dict[str, float]:
     """Milliseconds of a token on one emulated device and on two, and by what was predicted.
 
     Parameters
     ----------
     rate
         Of their links.
-    slower
-        How many times slower than this machine they are.
     """
     import potluck
     from potluck.home import Home
@@ -95,7 +93,7 @@ def lab_tokens(rate: str, slower: float = SLOWER) -> dict[str, float]:
     from potluck.planning.tensor_parallel import plan_of
     from potluck.sessions.agent_specs import Spec
 
-    specs = [Spec(name=name, slowdown=slower, link_rate=rate) for name in ("a", "b")]
+    specs = [Spec(name=name, slowdown=SLOWER, link_rate=rate) for name in ("a", "b")]
     whole = model_of(LAB_SHAPE, LAB_SHAPE.blocks)
     figures, texts = dict[str, float](), []
     where = f"lab_{rate.split()[0]}_token"
