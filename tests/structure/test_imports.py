@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from potluck.optional_packages import EXTRAS
+
 WORLD = {
     "zmq",
     "zeroconf",
@@ -36,6 +38,7 @@ HEAVY = {
 # Imports the modules (and with a star all below them), then prints what has been loaded.
 PROBE = """
 import importlib, json, pkgutil, sys
+sys.modules |= dict.fromkeys({missing})
 before = set(sys.modules)
 for name in sys.argv[1:]:
     module = importlib.import_module(name.removesuffix(".*"))
@@ -46,9 +49,10 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def loaded_by(*names):
+def loaded_by(*names, missing=()):
+    probe = PROBE.replace("{missing}", repr(sorted(missing)))
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *names], capture_output=True, text=True, check=False
+        [sys.executable, "-c", probe, *names], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))
@@ -92,6 +96,14 @@ def test_an_app_can_hold_it(names):
     assert loaded_by(*names) & HEAVY == set()
 
 
+@pytest.mark.parametrize("name", ["potluck.commands.*", "potluck.display.views", "potluck.home"])
+def test_the_light_install_has_what_commands_and_views_need(name):
+    """Those that need more say so when they are used."""
+    assert name.removesuffix(".*") in loaded_by(name, missing=EXTRAS)
+
+
 def test_the_probe_sees_what_is_loaded():
+    with pytest.raises(AssertionError, match="halted"):
+        loaded_by("xml.*", missing={"xml.dom"})
     assert "socket" in loaded_by("http.client")
     assert "xml.dom.minidom" in loaded_by("xml.*")

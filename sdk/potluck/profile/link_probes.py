@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from potluck.handle import Task
 from potluck.profile.access_tree import Flow
 from potluck.profile.connection_hints import Hint
-from potluck.profile.tomography import Observation, Tomography
 from potluck.records import HOME
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import SessionLink
 from potluck_wire.messages import Probe
+
+if TYPE_CHECKING:
+    from potluck.profile.tomography import Tomography
 
 LASTS_S = 0.2  # of one flow alone
 N_VALUES = 8  # that one flow sends one after the other
@@ -29,7 +32,7 @@ def measure_links(
     waits_s: Mapping[Flow, float],
     progress: Callable[[str], None] = lambda text: None,
     hints: Mapping[str, Hint] | None = None,
-) -> Tomography:
+) -> "Tomography":
     """How these devices hang together, and how fast; all that was seen is in it.
 
     Parameters
@@ -46,6 +49,8 @@ def measure_links(
     hints
         What devices say of their own connection.
     """
+    from potluck.profile.tomography import Observation, Tomography
+
     tomography, rates = Tomography(names, hints=hints), dict[Flow, float]()
     latency_s = dict[Flow, float]()
     while flows := tomography.next_probe():
