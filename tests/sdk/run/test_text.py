@@ -25,6 +25,7 @@ from potluck.errors import ModelError, PlanError, RequestFailed, UserError
 from potluck.testing.faults import memory_of
 from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import Value
 
 torch = pytest.importorskip("torch")
 A, B, C = NAMES = tuple(f"local-{i}" for i in (1, 2, 3))
@@ -249,6 +250,53 @@ def test_what_is_no_number_ends_its_own_text_and_is_gone_with_it(trio):
     prompt = [5, 6, 7]
     assert run.generate(prompt, max_new_tokens=4).wait().tokens == written(lm, prompt, 4)
     run.close()
+
+
+# of the likeliest tokens of one row, [candidates]: what a device says instead
+LIES = {
+    "a token below all": lambda logits, numbers: (logits, numbers * 0 - 1),
+    "a token behind the last": lambda logits, numbers: (logits, numbers * 0 + 100),
+    "one token that is none": lambda logits, numbers: (logits, numbers + 2**62 * (numbers < 90)),
+    "endless": lambda logits, numbers: (torch.arange(8) * 3e38, numbers),
+    "the likeliest last": lambda logits, numbers: (logits.flip(0), numbers),
+    "no number": lambda logits, numbers: (logits * float("nan"), numbers),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_what_is_no_choice_of_tokens_ends_its_own_text_and_no_other(
+    trio, run, llama, lie, temperature
+):
+    """A device that was taken over tells it, of the second row."""
+    told = {}
+
+    def says(message, buffers):
+        if not isinstance(message, Value) or message.shape[0] < 2:
+            return [(message, buffers)]
+        kind = torch.float32 if message.dtype == "float32" else torch.int64
+        rows = torch.frombuffer(bytearray(buffers[0]), dtype=kind).reshape(message.shape)
+        told[kind] = message, rows
+        if len(told) < 2:
+            return []
+        (logits_of, logits), (numbers_of, numbers) = told.pop(torch.float32), told.pop(torch.int64)
+        logits[1], numbers[1] = lie(logits[1], numbers[1])
+        return [
+            (of, (bytes(rows.numpy().tobytes()),))
+            for of, rows in ((logits_of, logits), (numbers_of, numbers))
+        ]
+
+    first, second = prompts(2, seed=11)
+    honest = run.generate(first, max_new_tokens=8)
+    next(iter(honest))
+    memory_of(trio).take_over(C, says)
+    spoiled = run.generate(second, max_new_tokens=8, temperature=temperature)
+    with pytest.raises(RequestFailed, match=r"no number|is no token of this model"):
+        spoiled.wait()
+    assert honest.wait().tokens == written(llama[0], first, 8)
+    assert all(0 <= token < 100 for token in spoiled.tokens)
+    memory_of(trio).take_over(C, lambda message, buffers: [(message, buffers)])
+    check(run, llama[0], [second])
 
 
 class Words:

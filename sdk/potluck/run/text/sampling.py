@@ -55,6 +55,17 @@ class Sampling:
             )
 
 
+def is_ranked(logits: "torch.Tensor") -> bool:
+    """Whether these can be the logits of the likeliest tokens, the likeliest first.
+
+    Parameters
+    ----------
+    logits
+        As devices told them, [candidates].
+    """
+    return bool(logits[0].isfinite()) and bool((logits <= logits[0]).all())
+
+
 def choose(
     logits: "torch.Tensor",
     numbers: "torch.Tensor",

@@ -15,7 +15,7 @@ from potluck.errors import PotluckError, RequestFailed, UserError
 from potluck.graph.language_model import LanguageModel
 from potluck.run.in_flight import CachesGone
 from potluck.run.requests import answer_once, empty_caches
-from potluck.run.text.sampling import Sampling, choose
+from potluck.run.text.sampling import Sampling, choose, is_ranked
 from potluck.run.text.text_slots import GeneratedText, TextSlots, TokenRequest
 
 if TYPE_CHECKING:
@@ -319,9 +319,13 @@ class Writer:
         self._slots.answered(request)
         for row, text in request.writes:
             generation = self._generations[id(text)]
-            if bool(logits[row].isnan().any()) or not bool(logits[row][0].isfinite()):
+            least, most = (int(number) for number in numbers[row].aminmax())
+            if not is_ranked(logits[row]):
                 generation.fail(_no_number(text))
                 empty_caches(self._engine)  # a masked entry that is no number would still count
+            elif not 0 <= least <= most < self._model.vocabulary:
+                devices = ", ".join(self._compiled_plan.plan.stages[-1].devices)
+                generation.fail(_no_token(text, devices))
             else:
                 generation.write(logits[row], numbers[row])
 
@@ -330,6 +334,14 @@ def _no_number(text: GeneratedText) -> RequestFailed:
     return RequestFailed(
         f"the model computed no number for the token behind {len(text.tokens)} others.",
         next_step="Its weights, or its data type, do not hold this text.",
+    )
+
+
+def _no_token(text: GeneratedText, devices: str) -> RequestFailed:
+    return RequestFailed(
+        f"what {devices} told for the token behind {len(text.tokens)} others is no token of this "
+        "model.",
+        next_step="Ask again without that device, if it goes on so.",
     )
 
 

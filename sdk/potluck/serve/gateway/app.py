@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
-from potluck.serve.gateway.middleware import SHARE
+from potluck.serve.gateway.middleware import SHARE, AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts
 from potluck.serve.stats import TOO_MANY_ROWS
@@ -144,23 +144,25 @@ class GatewayRoutes:
 
     async def server(self, request: Request) -> Response:
         """Who this is."""
-        return JSONResponse({"name": "potluck", "version": __version__, "extensions": EXTENSIONS})
+        return AsciiJSONResponse(
+            {"name": "potluck", "version": __version__, "extensions": EXTENSIONS}
+        )
 
     async def live(self, request: Request) -> Response:
         """It answers."""
-        return JSONResponse({"live": True})
+        return AsciiJSONResponse({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """Whether every service has a device."""
         ready = all(service.devices for service in self._services().values())
-        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+        return AsciiJSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def about(self, request: Request) -> Response:
         """A model's inputs and outputs."""
         name = request.path_params["name"]
         is_text = name in self._texts()
         inputs, outputs = TEXT_PORTS if is_text else ports(self._service(request).model)
-        return JSONResponse(
+        return AsciiJSONResponse(
             {
                 "name": name,
                 "versions": ["1"],
@@ -175,7 +177,7 @@ class GatewayRoutes:
         name = request.path_params["name"]
         service = self._texts().get(name) or self._service(request)
         ready = bool(service.devices)
-        return JSONResponse({"name": name, "ready": ready}, status_code=200 if ready else 503)
+        return AsciiJSONResponse({"name": name, "ready": ready}, status_code=200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -304,7 +306,7 @@ def _json_bytes(request: Request) -> int | None:
 
 
 def _error(status: int, text: str, **facts: object) -> Response:
-    return JSONResponse({"error": text, **facts}, status_code=status)
+    return AsciiJSONResponse({"error": text, **facts}, status_code=status)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@ computer's own, how long an answer waits for its reader, and how much all bodies
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -21,6 +22,16 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class AsciiJSONResponse(JSONResponse):
+    """An answer in JSON that can be sent whatever text is in it: JSON may ask with half a
+    character, which no UTF-8 has, and errors say what was asked.
+    """
+
+    def render(self, content: Any) -> bytes:
+        """The body: what is not ASCII is escaped."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class ConnectionGate(Protocol):
@@ -150,7 +161,7 @@ def name_in(url: str) -> str:
 
 
 def _refusal(text: str) -> Application:
-    response = JSONResponse({"error": text}, status_code=403)
+    response = AsciiJSONResponse({"error": text}, status_code=403)
     response.headers["Connection"] = "close"
     return response
 

@@ -13,9 +13,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from potluck.errors import PotluckError, UserError
+from potluck.serve.gateway.middleware import AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, NotFound, read_document
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class TextRoutes:
         """A whole text."""
         service, asked = await self._triton(request)
         text = await _whole(request, asked)
-        return JSONResponse(_triton(service, asked, text) | {"finish_reason": asked.reason})
+        return AsciiJSONResponse(_triton(service, asked, text) | {"finish_reason": asked.reason})
 
     async def generate_stream(self, request: Request) -> Response:
         """A text as it is written, an event for each part."""
@@ -132,7 +133,7 @@ class TextRoutes:
             {"id": name, "object": "model", "created": 0, "owned_by": "potluck"}
             for name in self._texts()
         ]
-        return JSONResponse({"object": "list", "data": found})
+        return AsciiJSONResponse({"object": "list", "data": found})
 
     async def completions(self, request: Request) -> Response:
         """What comes behind a prompt."""
@@ -174,7 +175,7 @@ class TextRoutes:
         if not is_stream:
             text = await _whole(request, asked)
             choice = form.whole(text) | {"index": 0, "finish_reason": asked.reason}
-            return JSONResponse(frame | {"choices": [choice], "usage": asked.usage})
+            return AsciiJSONResponse(frame | {"choices": [choice], "usage": asked.usage})
         frame["object"] = form.part_kind
 
         async def events() -> AsyncIterator[bytes]:

@@ -328,6 +328,32 @@ WORDY = {
 }
 
 
+def with_half_a_character(document):
+    """Copies of a document in each of which one text, a name or a value, is half a character."""
+    half = "\ud800"
+    if isinstance(document, str):
+        yield half
+    elif isinstance(document, list):
+        for place, value in enumerate(document):
+            for other in with_half_a_character(value):
+                yield [*document[:place], other, *document[place + 1 :]]
+    elif isinstance(document, dict):
+        for name, value in document.items():
+            yield {half if known == name else known: each for known, each in document.items()}
+            yield document | {half: value}
+            yield from (document | {name: other} for other in with_half_a_character(value))
+
+
+@pytest.mark.parametrize("path", WORDY)
+def test_half_a_character_anywhere_is_answered_in_json(gateway, path):
+    asked = {**json.loads(json.dumps(WORDY[path]).replace("slow", "chat")), "max_tokens": 2}
+    more = {"stop": ["x"], "parameters": {"seed": 1}, "response_format": {"type": "text"}}
+    for document in with_half_a_character(asked | more):
+        status, answer, _ = ask(gateway, path.replace("slow", "chat"), **document)
+        assert status in (200, 400, 404), (document, answer)
+        assert isinstance(json.loads(answer), dict)
+
+
 @pytest.mark.parametrize("path", WORDY)
 def test_nobody_waits_until_a_long_request_is_made_tokens(home, open_gateway, lm, path):
     begun, may_end = threading.Event(), threading.Event()
