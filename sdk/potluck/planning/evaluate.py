@@ -5,11 +5,21 @@ all.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 from potluck.planning.check import check_plan
 from potluck.provenance import worst
-from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
+from potluck.records import (
+    Layer,
+    Plan,
+    Problem,
+    Segment,
+    SharedPart,
+    Stage,
+    Tensor,
+    Trace,
+    Training,
+)
 from potluck.schedule.pipeline import compile_inference, compile_late_training, compile_training
 from potluck.schedule.policies import policy
 from potluck.schedule.program_builder import Compiled
@@ -138,6 +148,7 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
     """The segments of `plan` as the layers' sizes tell: of every output group one tensor with a
     gradient, one without.
     """
+    table = cost.CostTable(problem)
     n_stages, handed = len(plan.stages), flows.output_groups(problem, plan.stages)
     learns = flows.learning(handed)
     made = [_tensors(p, given) for p, given in enumerate(handed)]
@@ -164,13 +175,27 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
                 inputs=tuple(tensor for _, tensor in taken),
                 sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
                 outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
-                parameter_count=sum(layer.summed_bytes for layer in inside) // 4
+                parameter_count=table.summed_bytes(stage.start, stage.stop) // 4
                 if learns[p]
                 else 0,
                 buffer_count=sum(i.buffer_bytes - i.fixed_buffer_bytes for i in inside) // 4,
+                shared=_shared_parts(problem.layers, stage) if learns[p] else (),
             )
         )
     return tuple(segments)
+
+
+def _shared_parts(layers: Sequence[Layer], stage: Stage) -> tuple[SharedPart, ...]:
+    """The weights of a stage that layers outside of it read, too, as the first of its vector."""
+    inside = layers[stage.start : stage.stop]
+    others = (*layers[: stage.start], *layers[stage.stop :])
+    outside = {weight.name for layer in others for weight in layer.shared}
+    weights = {w.name: w for layer in inside for w in layer.shared if w.name in outside}
+    ends = accumulate((weight.summed_bytes // 4 for weight in weights.values()), initial=0)
+    return tuple(
+        SharedPart(name=name, start=start, stop=stop)
+        for name, (start, stop) in zip(weights, pairwise(ends), strict=True)
+    )
 
 
 def _tensors(p: int, given: Sequence[flows.OutputGroup]) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -341,6 +341,8 @@ class Direct:
     def _shape(self, plan: Plan) -> Shape:
         slot = {name: i for i, name in enumerate(plan.devices)}
         handed, learns = self.table.handed(plan.stages), self.learning(plan)
+        shared = self._shared(plan)
+        holders = sorted({p for stages in shared for p in stages})
         return Shape(
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
@@ -364,7 +366,8 @@ class Direct:
             ),
             schedule=self._schedule(plan),
             limited=plan.training and cost.is_clipped(self.problem),
-            shared=self._shared(plan),
+            shared=shared,
+            only_shared=tuple(p for p in holders if not self._rest_bytes(plan, p, shared)),
         )
 
     def _shared(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -380,6 +383,12 @@ class Direct:
             for layers in self.table.shared_layers
         ]
         return tuple(holders if len(holders) > 1 else () for holders in found)
+
+    def _rest_bytes(self, plan: Plan, p: int, shared: Sequence[Sequence[int]]) -> int:
+        """Of the vector of stage p, what no other stage holds."""
+        pairs = zip(shared, self.table.shared_bytes, strict=True)
+        shared_bytes = sum(nbytes for holders, nbytes in pairs if p in holders)
+        return self._n_elements(plan, p) * ITEM_BYTES - shared_bytes
 
     def _schedule(self, plan: Plan) -> Schedule:
         """The order of a plan that names one; none stands for the usual."""
@@ -454,6 +463,8 @@ class Direct:
             return item.rows * LOSS_BYTES
         if tensor == "tied":
             return self.table.shared_bytes[item.rows]
+        if tensor == "rest":
+            return self._rest_bytes(plan, item.stage, self._shared(plan))
         if tensor in ("norms", "norm", "scale"):
             return NORMS_BYTES if tensor == "norms" else ITEM_BYTES
         if tensor == "input":

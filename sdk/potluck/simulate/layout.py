@@ -52,8 +52,9 @@ class Shape(NamedTuple):
     # rows of actions; none: 1F1B, or forward only
     schedule: Schedule = ()
     limited: bool = False  # the norm of all gradients is
-    # per shared parameter: the stages that hold it
+    # per shared parameter: the stages that hold it; and those that learn nothing else
     shared: tuple[tuple[int, ...], ...] = ()
+    only_shared: tuple[int, ...] = ()
 
 
 class TaskSpec(NamedTuple):
@@ -63,8 +64,8 @@ class TaskSpec(NamedTuple):
 
     Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of output group `group`
     "y" with a gradient and "z" without; "vector" the flat gradient of a replicated stage and
-    "piece" one of its pieces; "tied" the gradient of shared parameter `rows`; "norms" of the
-    gradients of a stage, "norm" of all, and "scale" them.
+    "piece" one of its pieces; "tied" the gradient of shared parameter `rows`, "rest" those
+    that are not shared; "norms" of the gradients of a stage, "norm" of all, and "scale" them.
     """
 
     kind: int
@@ -223,6 +224,7 @@ class _Tasks:
         self.tasks = _TaskBuilder(StepLayout(self.home))
         self._runs: dict[tuple[int, int, int], int] = {}
         self._first_parts: dict[tuple[int, int, int], int] = {}
+        self._slices: list[tuple[LaidOutValue, LaidOutValue]] = []
         self._fed = [["input"] * fed for fed in shape.fed]  # per stage: what home sends
         self._fed[-1] += ["target"] * shape.has_target
         self._back = [  # per stage: the inputs that have a gradient
@@ -366,7 +368,7 @@ class _Tasks:
     ) -> LaidOutValue:
         """It takes as long as a copy."""
         item = TaskSpec(COPY, self.shape.slots[p][index], p, k, "tied")
-        return self.tasks.copy(item, [vector], priority)
+        return self._slice(item, vector, priority)
 
     def send_shared_part(
         self, k: int, p: int, q: int, index: int, part: LaidOutValue, priority: int
@@ -387,9 +389,21 @@ class _Tasks:
         self, q: int, index: int, vector: LaidOutValue, sums: dict[int, LaidOutValue], priority: int
     ) -> LaidOutValue:
         """A copy of the rest, taken for one piece, and one of all."""
-        item = TaskSpec(COPY, self.shape.slots[q][index], q, 0, "vector")
-        rest = self.tasks.copy(item, [vector], priority)
-        return self.tasks.copy(item, [rest, *sums.values()], priority)
+        slot, pieces = self.shape.slots[q][index], [*sums.values()]
+        if q not in self.shape.only_shared:
+            item = TaskSpec(COPY, slot, q, 0, "rest")
+            pieces.append(self._slice(item, vector, priority))
+        whole = self.tasks.copy(TaskSpec(COPY, slot, q, 0, "vector"), pieces, priority)
+        for value, piece in self._slices:  # it is there as long as any piece of it
+            value.uses.extend(piece.uses)
+        self._slices.clear()
+        return whole
+
+    def _slice(self, item: TaskSpec, vector: LaidOutValue, priority: int) -> LaidOutValue:
+        piece = self.tasks.copy(item, [vector], priority)
+        if len(self.shape.slots[item.stage]) == 1:  # of gradients, not of their sum
+            self._slices.append((vector, piece))
+        return piece
 
     def norms(self, p: int, vectors: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A look at all gradients."""

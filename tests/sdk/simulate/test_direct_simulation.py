@@ -23,12 +23,14 @@ from potluck.records import (
     Path,
     Plan,
     Problem,
+    SharedWeight,
     Stage,
     Training,
 )
 from potluck.simulate import steady_s
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct, in_flight
+from potluck.simulate.flows import learning_layers
 from potluck.simulate.simulator_cache import SimulatorCache
 
 WORKLOADS = [
@@ -123,6 +125,22 @@ def with_branches(rng, problem):
     return replace(problem, layers=tuple(layers), input_bytes=input_bytes)
 
 
+def with_tied_weights(rng, problem):
+    """Some of the layers that learn in every plan read a weight that others read, too."""
+    learning = [i for i, learns in enumerate(learning_layers(problem)) if learns]
+    layers = [*problem.layers]
+    for name in ("embedding", "norm"):
+        nbytes = rng.choice([4, 400, 40_000])
+        weight = SharedWeight(name=name, nbytes=nbytes, summed_bytes=nbytes)
+        for i in rng.sample(learning, min(len(learning), rng.randint(1, 3))):
+            layers[i] = replace(
+                layers[i],
+                parameter_bytes=layers[i].parameter_bytes + nbytes,
+                shared=(*layers[i].shared, weight),
+            )
+    return replace(problem, layers=tuple(layers))
+
+
 def random_plan(rng, problem):
     training, batch = isinstance(problem.workload, Training), problem.workload.batch
     micro_batch = problem.workload.micro_batch if training else rng.choice([1, 2, 4])
@@ -175,6 +193,8 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
     problem = with_branches(rng, problem) if branches else problem
     if isinstance(problem.workload, Training) and seed % 4 == 1:
         problem = replace(problem, workload=replace(problem.workload, clipped=True))
+    if seed % 3 == 2:
+        problem = with_tied_weights(rng, problem)
     table = CostTable(problem)
     direct = Direct(problem, table)
     plan = random_plan(rng, problem)
