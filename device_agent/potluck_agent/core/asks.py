@@ -27,7 +27,7 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.worker_proxy import READY
 from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
-from potluck_wire.limits import ANSWER, ASK, MAX_ASKS, STANDING_S, clip, is_device_name
+from potluck_wire.limits import ANSWER, ASK, MAX_ASKS, clip, is_device_name
 from potluck_wire.messages import (
     ASK_CODES,
     HOME,
@@ -495,8 +495,6 @@ class AskExchange:
         """When `tick` is to be called again, if no event comes first."""
         times = [each.request.until_s for each in self._asked.values()]
         times += [
-            grant.stated_s + STANDING_S
-            for own in self._workspaces
-            for grant in own.grants.services.values()
+            grant.told_s for own in self._workspaces for grant in own.grants.services.values()
         ]
         return min(times, default=None)

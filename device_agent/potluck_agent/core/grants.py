@@ -118,13 +118,18 @@ class ServiceGrant:
             run_s=self.message.run_s,
         )
 
+    @property
+    def told_s(self) -> float:
+        """When the interval is over."""
+        return self.stated_s + STANDING_S
+
     def count(self, now_s: float, computed_s: float) -> bool:
         """Once per interval: how busy its worker was, which has computed for so long in all; False:
         the interval is not over.
         """
-        passed_s = now_s - self.stated_s
-        if passed_s < STANDING_S:
+        if now_s < self.told_s:
             return False
+        passed_s = now_s - self.stated_s
         self.busy_frac = min(1.0, max(0.0, computed_s - self.computed_s) / passed_s)
         self.stated_s, self.computed_s = now_s, computed_s
         return True

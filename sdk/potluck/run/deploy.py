@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.checkpoint import MAX_SEED, Checkpoint
+from potluck.run.compiled_plan import kept_types
 from potluck.run.device_wait import ANSWER_PATIENCE_S, PATIENCE_S
 from potluck.run.engine import RunEngine
 from potluck.run.run import Run
@@ -18,7 +20,7 @@ from potluck.run.snapshots import Protection, Snapshot, check_protect
 from potluck.run.state_transfer import completed
 from potluck.run.tensors import kept
 from potluck.run.update_source import UpdateSource, source_of
-from potluck.run.weight_update import PLAIN, Update, keep_alike
+from potluck.run.weight_update import PLAIN, Update, is_average, keep_alike
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
@@ -26,6 +28,7 @@ from potluck.sessions.members import Members
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.traced import Type
     from potluck.profile.profiles import Profile
 
 COPY_BYTES_PER_S = 1e9  # within the memory of a small device, until it is measured
@@ -114,6 +117,8 @@ def deploy(
         task.update(0.5, "sending weights")
         if saved is None and not plan.training:
             engine.value_marks = model.value_marks()
+        if saved is not None:
+            _check_tensors(str(resume), saved, engine)
         weights = saved.weights if saved else model.state()
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
         engine.state.push(weights, offered=True)
@@ -169,6 +174,48 @@ def _saved_run(path: Path, model: Any, source: UpdateSource | None) -> Checkpoin
     if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
         raise FileError(f"{path} holds the state of another optimizer.", path=str(path))
     return saved
+
+
+def _check_tensors(path: str, saved: Checkpoint, engine: RunEngine) -> None:
+    """Refuse a file whose tensors are not those of this plan, before a device is asked."""
+    compiled_plan, model = engine.compiled_plan, engine.model
+    training = compiled_plan.plan.training
+    state_types = model.laid_out(training).line.traced.state_types
+    for state in chain.from_iterable(compiled_plan.states(optimizer=False).values()):
+        name = state.name
+        _check_tensor(path, name, saved.weights.get(name), state_types.get(name), as_it_is=True)
+    if not saved.moments or not training or compiled_plan.optimizer is None:
+        return
+    trained = chain.from_iterable(piece.trained.items() for piece in compiled_plan.pieces)
+    for parameter, of in trained:
+        for name, kind in kept_types(compiled_plan.optimizer, parameter, of).items():
+            if name in saved.moments or not is_average(name):
+                _check_tensor(path, name, saved.moments.get(name), kind)
+
+
+def _check_tensor(
+    path: str,
+    name: str,
+    tensor: "torch.Tensor | None",
+    wanted: "Type | None",
+    *,
+    as_it_is: bool = False,
+) -> None:
+    """One of them, as far as it is known which it should be; if not `as_it_is`, floats may come
+    from floats of another size.
+    """
+    if tensor is None:
+        raise FileError(f"{path} does not hold: it has no {name}.", path=path)
+    if wanted is None:
+        return
+    got = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    is_kind = got[0] == wanted.dtype if as_it_is else tensor.is_floating_point()
+    if not is_kind or got[1] != tuple(wanted.at({}).shape):
+        raise FileError(
+            f"{path} does not hold: {name} is {got[0]} {list(got[1])} in it, and {wanted.dtype} "
+            f"{list(wanted.shape)} in the model.",
+            path=path,
+        )
 
 
 def _go_on(engine: RunEngine, model: Any, saved: Checkpoint) -> "Mapping[str, torch.Tensor]":

@@ -1,6 +1,7 @@
 """Who may ask for which service, and what is refused by name before anything is computed."""
 
 import json
+import random
 
 import pytest
 from tests.agent.core.core_cluster import (
@@ -15,7 +16,7 @@ from tests.agent.core.core_cluster import (
 )
 from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
 
-from potluck_agent.core.events import FromPeer
+from potluck_agent.core.events import FromPeer, Tick
 from potluck_wire import messages as m
 from potluck_wire.limits import ANSWER, MAX_ASKS, MAX_GRANTS
 from potluck_wire.messages import RefusalCode
@@ -47,6 +48,22 @@ def test_who_is_granted_a_service_is_answered():
     assert codes_heard(cluster, ask()) == [""]
     outputs = [v for s, to, v in cluster.said if to == "a" and isinstance(v, m.Value)]
     assert [(v.run, v.program, v.step, v.name) for v in outputs] == [("", ANSWER, 1, "y")]
+
+
+def test_who_is_woken_at_the_moment_that_it_said_has_nothing_left_to_wait_for():
+    """Whatever that moment is rounded to: else it would be woken again and again, as no time
+    passes.
+    """
+    rng = random.Random(0)
+    for before_s in (8.0, 128.0, 2.0**20):  # where a second later numbers are twice as coarse
+        for _ in range(20):
+            cluster = CoreCluster("ab")
+            cluster.now_s = before_s - rng.random()
+            cluster.grant("b", may("a"))
+            core = cluster.cores["b"]
+            cluster.now_s = core.wake_s()
+            core.handle(Tick(), cluster.now_s)
+            assert core.wake_s() > cluster.now_s
 
 
 # what a member says -> with which word it is refused
