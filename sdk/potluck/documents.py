@@ -25,6 +25,7 @@ else:
 MAX_DEPTH = 64  # tables and lists in one another; a model or a plan has 5
 MAX_INTEGER = 2**63  # TOML promises no more, and a float holds it; nothing of a home is larger
 MAX_VALUES = 4_000_000  # some 60 bytes of memory each; the document of a large model has 10,000
+MAX_TEXT_BYTES = 256 * 2**20  # of one; the graph of a model of billions has some ten million
 # Names in a row with dots between, each a table in the one before. The parser takes a minute for
 # 50,000 of them: it goes through all before for each.
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
@@ -79,6 +80,27 @@ def read_json_file(path: Path, *, most_bytes: int, most_values: int) -> Any:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
     return read_json(text, str(path), most_values=most_values)
+
+
+def read_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The text in a file that somebody named; lines end with a newline, whatever system wrote it.
+
+    Parameters
+    ----------
+    path
+        The file.
+    most_bytes
+        It may have.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, is no ordinary file, or is larger; `strerror` says why.
+    UnicodeDecodeError
+        It is no text in UTF-8.
+    """
+    text = read_file(path, most_bytes).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_toml(text: str, file: str) -> dict[str, Any]:

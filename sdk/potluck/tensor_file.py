@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from potluck.documents import put_in_place
 from potluck.errors import FileError
+from potluck_wire.file_reading import open_file
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ def check_header(path: Path, most_bytes: int) -> int:
     FileError
         It says more.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         nbytes = int.from_bytes(file.read(8), "little")
     if nbytes > most_bytes:
         raise FileError(

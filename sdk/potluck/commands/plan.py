@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.documents import tomllib, write_text
+from potluck.documents import read_text, tomllib, write_text
 from potluck.errors import FileError, UserError
 
 if TYPE_CHECKING:
@@ -467,7 +467,7 @@ def document(plan: "Plan") -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(
             f"cannot read {path}: {getattr(error, 'strerror', 'it is no text')}."

@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import read_toml
+from potluck.documents import read_text, read_toml
 from potluck.errors import FileError, UserError
 from potluck.units import parse_rate
 
@@ -242,9 +242,10 @@ def _in_order(script: Iterable[ScenarioEvent]) -> tuple[ScenarioEvent, ...]:
 
 def _from_file(path: Path) -> list[ScenarioEvent]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be used as a script: {error}.", file=str(path)) from error
+        why = getattr(error, "strerror", error)
+        raise FileError(f"{path} cannot be used as a script: {why}.", file=str(path)) from error
     document = read_toml(text, str(path))
     rows = document.pop("events", [])
     if document or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.documents import write_text
+from potluck.documents import read_text, write_text
 from potluck.errors import FileError, Infeasible, UserError
 from potluck.handle import Handle, resolved
 from potluck.records import Inference, Plan, Problem, QoE, Training
@@ -263,7 +263,7 @@ def load_plan(path: str | Path) -> Plan:
     from potluck.planning.text import loads
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "it is no text")
         raise FileError(f"cannot read the plan {path}: {why}.", path=str(path)) from error

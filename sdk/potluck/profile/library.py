@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from potluck.documents import read_toml
+from potluck.documents import read_text, read_toml
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.roofline import copy_bytes_per_s
@@ -488,11 +488,10 @@ def _named_in(home: Path, load: Callable[[str | Path], Named], name: str) -> Nam
 
 def _read(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():  # a device would be read without end
-            raise FileError(f"{path} cannot be read: it is no file.", file=str(path))
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {error}.", file=str(path)) from error
+        why = getattr(error, "strerror", error)
+        raise FileError(f"{path} cannot be read: {why}.", file=str(path)) from error
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import NEXT_STEP, read_toml, write_whole
+from potluck.documents import NEXT_STEP, read_text, read_toml, write_whole
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
 from potluck.profile.network import network_of
@@ -43,15 +43,10 @@ def load_network(path: str | Path) -> HomeNetwork:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise FileError(
-                f"{path}: expected {MOST_BYTES} bytes at most, got {path.stat().st_size}.",
-                next_step=STEP,
-                path=str(path),
-            )
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {error}.", path=str(path)) from error
+        why = getattr(error, "strerror", error)
+        raise FileError(f"{path} cannot be read: {why}.", path=str(path)) from error
     try:
         table = read_toml(text, str(path))
     except FileError as error:

@@ -16,7 +16,13 @@ from potluck.records import Plan
 from potluck.run.batch_stream import Position, position_from_plain, position_to_plain
 from potluck.run.update_source import EPOCH, STEP, SchedulePlace
 from potluck.run.weight_update import Update, read_update
-from potluck.tensor_file import CHECKSUM, read_tensors, write_tensors
+from potluck.tensor_file import (
+    CHECKSUM,
+    MAX_HEADER_BYTES,
+    check_header,
+    read_tensors,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -174,6 +180,7 @@ def step_of(path: Path) -> int:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_header(path, MAX_HEADER_BYTES)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         return _number(metadata, "step", MAX_STEP)

@@ -15,12 +15,14 @@ from potluck.display.cockpit.observer import CockpitObserver
 from potluck.display.cockpit.server import PageServer
 from potluck.documents import write_whole
 from potluck.errors import HomeError
+from potluck_wire.file_reading import read_file
 from potluck_wire.process_identity import identity
 
 if TYPE_CHECKING:
     from potluck.home import Home
 
 FILE = "window.json"
+MAX_BYTES = 64 * 1024  # an address and two words
 
 
 class Window:
@@ -82,7 +84,7 @@ def forget(folder: Path) -> None:
     """It is no longer there, if it was this process's."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         path = folder / FILE
-        if json.loads(path.read_text(encoding="utf-8"))["process"] == os.getpid():
+        if json.loads(read_file(path, MAX_BYTES, is_own=True))["process"] == os.getpid():
             path.unlink()
 
 
@@ -95,7 +97,7 @@ def find(folder: Path) -> tuple[str, int]:
         None does.
     """
     try:
-        document = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        document = json.loads(read_file(folder / FILE, MAX_BYTES, is_own=True))
         url, process = str(document["url"]), int(document["process"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         url, process = "", 0

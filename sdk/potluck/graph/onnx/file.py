@@ -5,7 +5,9 @@ it in any install.
 from pathlib import Path
 
 from potluck.errors import FileError
+from potluck_wire.file_reading import read_file
 
+MAX_BYTES = 2**31  # no message of protobuf is larger
 GRAPH = 7  # the field of a ModelProto that holds the graph
 # how a field of a protobuf message may be written
 _VARINT = 0
@@ -23,7 +25,7 @@ def read_bytes(path: Path) -> bytes:
         It is missing, no ONNX file, or was cut short.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}.", path=str(path)) from error
     try:

@@ -1,0 +1,80 @@
+"""What lies where somebody says that a file is: it ends in one error that names it, at once, and
+nothing is read of what has no end.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+import potluck
+from potluck.errors import PotluckError
+from potluck.lab import scenario
+from potluck.planning.api import load_plan
+from potluck.profile import library, network_file
+from potluck.run import checkpoint
+
+LOADERS = {
+    "a plan": lambda path: load_plan(path),
+    "a network": lambda path: network_file.load_network(path),
+    "a device": lambda path: library.load_device(path),
+    "a home": lambda path: library.load_home(path),
+    "a graph": lambda path: library.load_model(path),
+    "a script": lambda path: scenario.read(path),
+    "a model": lambda path: potluck.Model.from_onnx(path),
+    "a run": lambda path: checkpoint.load(path),
+    "a step": lambda path: checkpoint.step_of(path),
+}
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_terminal(path: Path) -> None:
+    path.symlink_to("/dev/ptmx")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_circle(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def a_terabyte(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """One that is short enough for the name of a socket."""
+    monkeypatch.chdir(tmp_path)
+    return Path()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such files there")
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize(
+    "make", [a_pipe, a_device, a_terminal, a_folder, a_circle, a_socket, a_terabyte]
+)
+def test_what_is_no_file_is_refused_by_its_name(folder, make, load):
+    path = folder / "./odd.toml"
+    make(path)
+    n_open = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    with pytest.raises(PotluckError, match=r"odd\.toml"):
+        load(path)
+    if n_open:
+        assert len(os.listdir("/proc/self/fd")) == n_open
