@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils import _pytree as pytree
 
 from potluck.errors import UserError
 from potluck.graph.model import Model
-from potluck.integrations.steps import Choose, Steps, apart, fastest
+from potluck.integrations.lightning_hooks import UNKNOWN, BatchIndex, check_hooks, looked_at
+from potluck.integrations.steps import Choose, Steps, fastest
+from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE
 
 if TYPE_CHECKING:
@@ -25,10 +28,13 @@ class HomeStrategy(SingleDeviceStrategy):
 
     With the first batch, `training_step` is exported as a model and its loss, measured, planned and
     deployed. So it is a function of its batch, whose tensors have rows first and the same shapes
-    every time, but for the number of rows. What it logs but its loss is not seen, and `batch_idx`
-    is 0. Optimization is automatic, with one optimizer. Schedulers, clipping, accumulation,
-    validation, callbacks and checkpoints are the Trainer's. The module here gets the weights when
-    it validates, tests, predicts or is saved, when training ends, or by `fetch_weights()`. Of
+    every time, but for the number of rows. What it logs but its loss is not seen; a step that reads
+    `batch_idx`, `current_epoch` or the trainer is refused, as is a module that is changed while it
+    trains, and a hook on gradients. Optimization is automatic, with one optimizer. Schedulers,
+    clipping, accumulation, validation, callbacks and checkpoints are the Trainer's. The module here
+    gets the weights with the last batch of an epoch, when it validates, tests, predicts or is
+    saved, when training ends, or by `fetch_weights()`; after every step, too, where the module or a
+    callback that is not Lightning's has a hook on batches, unless `weights_each_step=False`. Of
     batches that are accumulated, the last one has the loss of their step; those before it have the
     one of the step before.
 
@@ -40,6 +46,8 @@ class HomeStrategy(SingleDeviceStrategy):
         Limits of the plan.
     choose
         Takes one of the plans; default: the best.
+    weights_each_step
+        Whether the module here gets the weights after every step; default: where a hook may look.
     **kwargs
         Of `SingleDeviceStrategy`.
     """
@@ -47,10 +55,20 @@ class HomeStrategy(SingleDeviceStrategy):
     strategy_name = "potluck"
 
     def __init__(
-        self, home: "Home", *, qoe: QoE | None = None, choose: Choose = fastest, **kwargs: Any
+        self,
+        home: "Home",
+        *,
+        qoe: QoE | None = None,
+        choose: Choose = fastest,
+        weights_each_step: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._steps = Steps(home, qoe, choose)
+        self._each_step = weights_each_step
+        self._is_looked_at = False
+        self._paths: tuple[Any, ...] = ()  # of the tensors of a batch, in order
+        self._n_ahead = 0  # steps that devices took and the loop has not
         self._batches: list[dict[str, torch.Tensor]] = []
         self._latest = torch.zeros(())
         self._resume: Path | None = None
@@ -71,7 +89,8 @@ class HomeStrategy(SingleDeviceStrategy):
         Raises
         ------
         UserError
-            What a home cannot do: manual optimization, several optimizers, another precision.
+            What a home cannot do: manual optimization, several optimizers, another precision, hooks
+            on gradients.
         """
         super().on_train_start()
         assert self.lightning_module is not None
@@ -83,15 +102,41 @@ class HomeStrategy(SingleDeviceStrategy):
             raise UserError(
                 f"devices compute in single precision, got {self.precision_plugin.precision}."
             )
+        module = self.lightning_module
+        check_hooks(module, module.trainer)
+        self._is_looked_at = looked_at(module, module.trainer, self._each_step)
         self.precision_plugin = _Clipped()
         self._steps.close()
-        self._batches = []
+        self._batches, self._paths, self._n_ahead = [], (), 0
 
     def on_train_end(self) -> None:
         """The module has the weights; the next training goes on from there."""
+        self._check_steps()
         self.fetch_weights()
         self._resume = None
         super().on_train_end()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every strategy: the optimizer here has no gradients, and its step counts alone.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As Lightning has them.
+        """
+        result = super().optimizer_step(*args, **kwargs)
+        self._n_ahead = max(0, self._n_ahead - 1)
+        return result
+
+    def _check_steps(self) -> None:
+        """Raise UserError where the loop has left out a step that devices took."""
+        if self._n_ahead:
+            raise UserError(
+                "optimizer_step of the module has left out a step, which devices took with its "
+                "batch.",
+                next_step="Have it call optimizer.step(closure=closure) each time; leave batches "
+                "out in the loader, or by on_train_batch_start.",
+            )
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Take a step, where this batch is the last one of it.
@@ -111,12 +156,13 @@ class HomeStrategy(SingleDeviceStrategy):
         module = self.lightning_module
         assert module is not None
         trainer = module.trainer
-        self._batches.append(_named(batch))
+        self._check_steps()
+        self._batches.append(self._named(batch))
         if len(self._batches) < trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return self._latest.clone()
         batches, self._batches = self._batches, []
         if self._steps.run is None:
-            self._deploy(batch, batches)
+            self._deploy(batch, batches, len(args))
         rows = [len(each[ROWS]) for each in batches]
         self._steps.warn_of_rows(rows, trainer.accumulate_grad_batches)
         limit = trainer.gradient_clip_val
@@ -127,20 +173,57 @@ class HomeStrategy(SingleDeviceStrategy):
             clip_norm=float(limit) if limit and not by_value else float("inf"),
             clip_value=float(limit) if limit and by_value else float("inf"),
         )
+        self._n_ahead += 1
+        is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step + 1
+        if self._is_looked_at or is_last:
+            self.fetch_weights()
         self._latest = torch.tensor(history.losses[-1])
         return self._latest.clone()
 
-    def _deploy(self, batch: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+    def _deploy(self, batch: Any, batches: list[dict[str, torch.Tensor]], n_more: int) -> None:
         module = self.lightning_module
         assert module is not None
-        step = _TrainingStep(apart(module, module.trainer), pytree.tree_structure(batch))
-        name = type(module).__name__.lower()
+        watched = WatchedModule(module, module.trainer, step="training_step", unknown=UNKNOWN)
+        for part in watched.copy.modules():
+            if isinstance(part, LightningModule):
+                vars(part).update(log=_unheard, log_dict=_unheard)
+        structure = pytree.tree_structure(batch)
         self._steps.deploy(
-            Model.from_torch(step, batches[0], loss="loss", name=name),
+            Model.from_torch(
+                _TrainingStep(watched.copy, structure, n_more),
+                batches[0],
+                loss="loss",
+                name=type(module).__name__.lower(),
+            ),
+            watched,
             batch=sum(len(each[ROWS]) for each in batches),
             optimizer=self.optimizers[0],
             resume=self._resume,
         )
+
+    def _named(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The tensors of a batch, by their places in the first one.
+
+        Raises
+        ------
+        UserError
+            There is none, or something else; or they have other places.
+        """
+        found = dict(pytree.tree_flatten_with_path(batch)[0])
+        if not found or not all(isinstance(x, torch.Tensor) and x.dim() for x in found.values()):
+            kinds = ", ".join(type(leaf).__name__ for leaf in found.values())
+            raise UserError(
+                f"a batch is made of tensors, rows first, got {kinds or 'nothing'}.",
+                next_step="What is no tensor belongs into the module.",
+            )
+        self._paths = self._paths or tuple(found)
+        if odd := sorted(pytree.keystr(path) for path in {*found} ^ {*self._paths}):
+            raise UserError(
+                f"a batch has other parts than the first one: batch{odd[0]} is in one of them.",
+                next_step="Have every batch made alike.",
+            )
+        named = {f"input_{i}": found[path].cpu() for i, path in enumerate(self._paths)}
+        return named | {ROWS: torch.zeros(len(named["input_0"]))}
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Devices went backward already.
@@ -208,23 +291,8 @@ class HomeStrategy(SingleDeviceStrategy):
 ROWS = "labels"  # a model has a target: the step computes its loss of its inputs, and ignores it
 
 
-def _named(batch: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a batch, in order.
-
-    Raises
-    ------
-    UserError
-        There is none, or something else.
-    """
-    leaves = pytree.tree_leaves(batch)
-    if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in leaves):
-        kinds = ", ".join(type(leaf).__name__ for leaf in leaves)
-        raise UserError(
-            f"a batch is made of tensors, rows first, got {kinds or 'nothing'}.",
-            next_step="What is no tensor belongs into the module.",
-        )
-    named = {f"input_{i}": leaf.cpu() for i, leaf in enumerate(leaves)}
-    return named | {ROWS: torch.zeros(len(leaves[0]))}
+def _unheard(*args: Any, **kwargs: Any) -> None:
+    """What a step logs while it is traced."""
 
 
 class _Clipped(Precision):
@@ -237,15 +305,17 @@ class _Clipped(Precision):
 class _TrainingStep(torch.nn.Module):
     """The training step of a Lightning module, as a module that gives a loss."""
 
-    def __init__(self, module: Any, structure: pytree.TreeSpec | None = None) -> None:
+    def __init__(
+        self, module: Any, structure: pytree.TreeSpec | None = None, n_more: int = 0
+    ) -> None:
         super().__init__()
         self.module = module
-        self._structure = structure
+        self._structure, self._n_more = structure, n_more
 
     def forward(self, **leaves: torch.Tensor) -> dict[str, torch.Tensor]:
         if leaves.pop(ROWS, None) is None:  # nobody asks for an answer
             return {"loss": leaves["input_0"] + 0}
         assert self._structure is not None
         batch = pytree.tree_unflatten(list(leaves.values()), self._structure)
-        answer = self.module.training_step(batch, 0)
+        answer = self.module.training_step(batch, *(BatchIndex() for _ in range(self._n_more)))
         return {"loss": answer["loss"] if isinstance(answer, dict) else answer}

@@ -4,13 +4,12 @@ The loop keeps its module, its optimizer and its scheduler on this machine. Devi
 the module here gets their weights when somebody looks at it.
 """
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE, Training
 
 if TYPE_CHECKING:
@@ -32,21 +31,6 @@ def fastest(plans: "Plans") -> "Plan":
     return plans.best
 
 
-def apart(module: "torch.nn.Module", *without: object) -> Any:
-    """The module with the same parameters and buffers, in which nothing else changes any more:
-    loops keep notes in the attributes of theirs.
-
-    Parameters
-    ----------
-    module
-        As it is now.
-    *without
-        What attributes of it refer to and the copy has None for.
-    """
-    shared = {id(each): each for each in chain(module.parameters(), module.buffers())}
-    return copy.deepcopy(module, shared | {id(each): None for each in without})
-
-
 class Steps:
     """What a training loop needs of a home.
 
@@ -65,10 +49,12 @@ class Steps:
         self._choose = choose
         self._is_stale = self._has_warned = False
         self.run: Run | None = None
+        self._watched: WatchedModule | None = None
 
     def deploy(
         self,
         model: "Model",
+        watched: WatchedModule,
         *,
         batch: int,
         optimizer: "torch.optim.Optimizer",
@@ -80,6 +66,8 @@ class Steps:
         ----------
         model
             Trains.
+        watched
+            Of whose copy it was made.
         batch
             Rows of a step.
         optimizer
@@ -90,6 +78,8 @@ class Steps:
         import potluck
 
         self.close()
+        self._watched = watched
+        watched.begin()
         plans = potluck.plan(self._home.profile(model), Training(batch=batch), self._qoe)
         self.run = self._home.deploy(
             self._choose(plans),
@@ -109,8 +99,15 @@ class Steps:
             As for `Run.fit`.
         **limits
             Its `clip_norm` or `clip_value`.
+
+        Raises
+        ------
+        ModelError
+            The loop's module is not what it was.
         """
         assert self.run is not None  # deployed by the loop's first batch
+        assert self._watched is not None
+        self._watched.check()
         fit: Any = self.run.fit
         history: History = fit(
             batches, optimizer=optimizer, accumulate=len(batches), **limits
@@ -139,10 +136,19 @@ class Steps:
         )
 
     def fetch(self, module: "torch.nn.Module") -> None:
-        """The module gets the weights of the latest step, unless it has them."""
+        """The module gets the weights of the latest step, unless it has them.
+
+        Raises
+        ------
+        ModelError
+            Somebody else changed them meanwhile.
+        """
         if self.run is not None and self._is_stale:
+            assert self._watched is not None
+            self._watched.check_weights()
             self.run.load_into(module)
             self._is_stale = False
+            self._watched.fetched()
 
     def save(self, path: Path) -> None:
         """Write what `deploy(resume=path)` goes on from."""
@@ -153,5 +159,5 @@ class Steps:
         """End the run; twice is fine."""
         if self.run is not None:
             self.run.close()
-        self.run = None
+        self.run = self._watched = None
         self._is_stale = self._has_warned = False

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from potluck.errors import UserError
 from potluck.graph.model import Model
-from potluck.integrations.steps import RUN_FILE, Choose, Steps, apart, fastest
+from potluck.integrations.steps import RUN_FILE, Choose, Steps, fastest
+from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     Trainer may count otherwise: of a causal model whose `loss_type` it does not know, every first
     token, too. Rates, clipping, accumulation, evaluation, callbacks and checkpoints are the
     Trainer's. The model here gets the weights when it is evaluated or saved, when training ends, or
-    by `fetch_weights()`. Checkpoints have the moments of the devices, too.
+    by `fetch_weights()`; after every step where a callback that is not transformers' own has a hook
+    in the training, unless `weights_each_step=False`. A callback that looks at gradients is
+    refused, as is a model that is changed while it trains. Checkpoints have the moments of the
+    devices, too.
 
     Parameters
     ----------
@@ -36,6 +40,8 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         Limits of the plan.
     choose
         Takes one of the plans; default: the best.
+    weights_each_step
+        Whether the model here gets the weights after every step; default: where a hook may look.
     *args, **kwargs
         Of `transformers.Trainer`.
 
@@ -51,10 +57,12 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         home: "Home",
         qoe: QoE | None = None,
         choose: Choose = fastest,
+        weights_each_step: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._check()
+        self._each_step = weights_each_step
         self._steps = Steps(home, qoe, choose)
         self._batches: list[Any] = []
         self._resume: Path | None = None
@@ -74,6 +82,30 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
                     f"devices take the whole step: the Trainer's {name} is not used.",
                     next_step="Have the model's forward compute its loss from labels.",
                 )
+
+    def _check_callbacks(self) -> None:
+        for callback in self._own_callbacks():
+            if _has(callback, "on_pre_optimizer_step"):
+                raise UserError(
+                    f"{type(callback).__name__}.on_pre_optimizer_step looks at gradients, which "
+                    "are on the devices.",
+                    next_step="Limit them by max_grad_norm; their norm is in "
+                    "trainer.home_run.history.gradient_norms.",
+                )
+
+    def _own_callbacks(self) -> list[TrainerCallback]:
+        """Those of the user."""
+        return [
+            each
+            for each in self.callback_handler.callbacks
+            if not type(each).__module__.startswith("transformers.")
+        ]
+
+    def _is_looked_at(self) -> bool:
+        """Whether the model here needs the weights after every step."""
+        if self._each_step is not None:
+            return self._each_step
+        return any(_has(each, name) for each in self._own_callbacks() for name in _IN_TRAINING)
 
     @property
     def home_run(self) -> "Run | None":
@@ -98,6 +130,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         if found is True:
             found = get_last_checkpoint(self.args.output_dir)
         self._resume = Path(found) / RUN_FILE if found else None
+        self._check_callbacks()
         self._steps.close()
         self._batches = []
         result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -118,6 +151,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         num_items_in_batch
             What the Trainer would divide by; the loss divides by what the model's own counts.
         """
+        self.model.train()  # as the Trainer does with every batch
         self._batches.append({name: torch.as_tensor(of).cpu() for name, of in inputs.items()})
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
@@ -133,14 +167,16 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         history = self._steps.take(
             batches, optimizer, clip_norm=limit if limit > 0 else float("inf")
         )
+        if self._is_looked_at():
+            self.fetch_weights()
         self._norm = history.gradient_norms[-1] if history.gradient_norms else 0.0
         return torch.tensor(history.losses[-1], device=self.args.device)
 
     def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer) -> None:
-        self.model.train()
-        model = Model.from_torch(apart(self.model), batches[0], loss="loss")
+        watched = WatchedModule(self.model, aside=_OF_SAVING)
+        model = Model.from_torch(watched.copy, batches[0], loss="loss")
         rows = sum(map(_rows, batches))
-        self._steps.deploy(model, batch=rows, optimizer=optimizer, resume=self._resume)
+        self._steps.deploy(model, watched, batch=rows, optimizer=optimizer, resume=self._resume)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
         return self._norm
@@ -167,6 +203,17 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None:
             self._steps.save(Path(output_dir) / RUN_FILE)
+
+
+_OF_SAVING = frozenset({"dtype", "architectures", "transformers_version", "_name_or_path"})
+_IN_TRAINING = (
+    *("on_step_begin", "on_substep_end", "on_optimizer_step", "on_step_end", "on_log"),
+    *("on_epoch_begin", "on_epoch_end", "on_train_end"),
+)
+
+
+def _has(callback: TrainerCallback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(TrainerCallback, hook)
 
 
 def _rows(batch: dict[str, torch.Tensor]) -> int:

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 import potluck
-from potluck.errors import Infeasible, UserError
+from potluck.errors import Infeasible, PotluckError, UserError
 
 torch = pytest.importorskip("torch")
 
@@ -106,3 +106,28 @@ def test_a_loss_of_ones_own_is_refused(its, pair, tmp_path):
 def test_limits_that_no_plan_holds_are_said_before_anything_is_trained(its, pair, tmp_path):
     with pytest.raises(Infeasible):
         its.trained(its.HomeTrainer, tmp_path, home=pair, qoe=potluck.QoE(latency_s=1e-9))
+
+
+@pytest.mark.long
+def test_a_callback_sees_the_weights_of_its_step(its, pair, on_both, tmp_path):
+    alone, here = its.Averaged(), its.Averaged()
+    its.trained(its.transformers.Trainer, tmp_path / "a", callbacks=[alone])
+    its.trained(its.HomeTrainer, tmp_path / "b", callbacks=[here], home=pair, choose=on_both)
+    for ours, theirs in zip(here.mean, alone.mean, strict=True):
+        assert torch.allclose(ours, theirs, atol=its.CLOSE)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Attribute", r"scale is 2\.0 now"),
+        ("Clamped", "weight was changed in the module here"),
+        ("Halved", "weight was changed in the module here"),
+        ("Thawed", "is trained now"),
+        ("Gradients", "Gradients.on_pre_optimizer_step looks at gradients"),
+    ],
+)
+def test_what_a_callback_changes_in_the_model_is_refused_by_name(its, pair, tmp_path, name, says):
+    with pytest.raises(PotluckError, match=f"(?s){says}"):
+        its.trained(its.HomeTrainer, tmp_path, callbacks=[getattr(its, name)()], home=pair)

@@ -22,9 +22,10 @@ class Tagger(torch.nn.Module):
         self.words = torch.nn.Embedding(WORDS, 16)
         self.q_proj = torch.nn.Linear(16, 16)
         self.head = torch.nn.Linear(16, WORDS)
+        self.scale = 1.0
 
     def forward(self, input_ids, labels=None):
-        logits = self.head(torch.tanh(self.q_proj(self.words(input_ids))).mean(1))
+        logits = self.scale * self.head(torch.tanh(self.q_proj(self.words(input_ids))).mean(1))
         if labels is None:
             return {"logits": logits}
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
@@ -113,3 +114,42 @@ def logged(trainer, what):
         for entry in trainer.state.log_history
         if what in entry
     }
+
+
+class Averaged(transformers.TrainerCallback):
+    """Looks at the weights after every step."""
+
+    def on_train_begin(self, args, state, control, *, model, **kwargs):
+        self.mean = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+    def on_step_end(self, args, state, control, *, model, **kwargs):
+        for mean, parameter in zip(self.mean, model.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.5)
+
+
+class Clamped(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, *, model, **kwargs):
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.05, 0.05)
+
+
+class Halved(transformers.TrainerCallback):
+    def on_epoch_end(self, args, state, control, *, model, **kwargs):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+
+
+class Thawed(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, *, model, **kwargs):
+        model.words.requires_grad_(state.global_step > 0)
+
+
+class Attribute(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, *, model, **kwargs):
+        model.scale = 1.0 + state.global_step
+
+
+class Gradients(transformers.TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, *, model, **kwargs):
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.1)

@@ -33,6 +33,10 @@ _OTHERS = {
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
 _MAX_DEPTH = 4  # of lists in lists
 _MAX_SHOWN = 40  # characters of a value in a message
+_AGAIN = (
+    "Make the model again with Model.from_torch. (Values may change: with load_state_dict without "
+    "assign, or in place.)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +128,34 @@ def check_tensors(before: AsTraced, now: AsTraced) -> None:
         _refuse(tensors, {key: new[key] for key in tensors if key in new}, what, train=False)
 
 
-def _refuse(before: Facts, now: Facts, what: str, *, train: bool) -> None:
+def facts_of(module: torch.nn.Module) -> Facts:
+    """All of a module as it is now, whatever of it is traced."""
+    return _facts(module, {id(each) for each in (*module.parameters(), *module.buffers())})
+
+
+def check_facts(before: Facts, now: Facts, again: str) -> None:
+    """Raise ModelError where one of these facts of a module that trains is not what it was; `again`
+    is how to go on.
+    """
+    _refuse(before, now, "the module", train=True, again=again)
+
+
+def _refuse(before: Facts, now: Facts, what: str, *, train: bool, again: str = _AGAIN) -> None:
     places = {path for path, _ in before} & {path for path, _ in now}
     for path, name in (*before, *(key for key in now if key not in before)):
         if name == _BACKWARD_HOOKS and not train:
             continue
         words = _difference(before.get((path, name)), now.get((path, name)), train=train)
         if words and isinstance(name, int):
-            raise _changed(what, path or "it", _OTHERS[name] if path in places else words)
+            words = _OTHERS[name] if path in places else words
+            raise _changed(what, path or "it", words, again)
         if words:
-            raise _changed(what, f"{path}.{name}".lstrip("."), words)
+            raise _changed(what, f"{path}.{name}".lstrip("."), words, again)
 
 
-def _changed(what: str, name: str, words: str) -> ModelError:
+def _changed(what: str, name: str, words: str, again: str = _AGAIN) -> ModelError:
     return ModelError(
-        f"{what} was changed after its model was made: {name} {words}.",
-        next_step="Make the model again with Model.from_torch. (Values may change: with "
-        "load_state_dict without assign, or in place.)",
+        f"{what} was changed after its model was made: {name} {words}.", next_step=again
     )
 
 
