@@ -107,7 +107,8 @@ class HomeStrategy(SingleDeviceStrategy):
         self._is_looked_at = looked_at(module, module.trainer, self._each_step)
         self.precision_plugin = _Clipped()
         self._steps.close()
-        self._batches, self._paths, self._n_ahead = [], (), 0
+        self._batches, self._paths = [], ()
+        self._n_ahead = 0
 
     def on_train_end(self) -> None:
         """The module has the weights; the next training goes on from there."""

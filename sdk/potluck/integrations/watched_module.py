@@ -47,7 +47,8 @@ class WatchedModule:
         unknown: frozenset[str] = frozenset(),
         aside: frozenset[str] = frozenset(),
     ) -> None:
-        self._module, self._unknown, self._aside = module, unknown, aside
+        self._module = module
+        self._unknown, self._aside = unknown, aside
         self._read: set[tuple[str, str]] = set()
         self._is_tracing = False
         shared = {id(each): each for each in chain(module.parameters(), module.buffers())}
