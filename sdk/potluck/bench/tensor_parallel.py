@@ -59,16 +59,17 @@ def run(settings: Mapping[str, float]) -> Result:
     from potluck.home import Home
 
     before, figures = torch.get_num_threads(), dict[str, float]()
+    numbers = [n for n in DEVICES if n <= settings["most_devices"]]
     torch.set_num_threads(1)
     try:
-        for n in (n for n in DEVICES if settings["live"] and n <= settings["most_devices"]):
+        for n in numbers if settings["live"] else ():
             with Home.local(n) as home:
                 figures |= _live(home, n, settings)
         for rate in LAB_RATES if settings["lab"] else ():
             figures |= _lab(rate, settings) | lab_tokens(rate)
     finally:
         torch.set_num_threads(before)
-    figures |= {f"sequence_{n}_kept_frac": _kept_frac(n, settings) for n in DEVICES}
+    figures |= {f"sequence_{n}_kept_frac": _kept_frac(n, settings) for n in numbers}
     for name, shape in SHAPES.items():
         if name != "1b" or settings["billion"]:
             figures |= simulated_tokens(name, shape)
