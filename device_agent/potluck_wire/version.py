@@ -30,6 +30,7 @@ ASK_ROWS = (1, 12)  # `Ask.rows`, and "sizes" in a grant
 KEPT_WEIGHTS = (1, 12)  # `Offer`, `Wanted`, `Value.content` and `kept_bytes` of the statement
 CACHES = (1, 13)  # the operator `potluck.cache_scatter`
 HALF_MOMENTS = (1, 15)  # the setting `bfloat16_moments` of Adam and AdamW
+PARTS = (1, 15)  # "before" and "then" in a grant
 LATE_STEPS = (1, 15)  # the attributes `taken` of `gradients` and `late` of `step`
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
 # `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`, 1.14 `Ask.grace_s`: who does not

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from potluck_agent.core.execution import Name
+from potluck_agent.core.grants import NextPart
 from potluck_wire.limits import STANDING_S
 from potluck_wire.messages import AskEnded, FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal, is_route
@@ -55,7 +56,7 @@ class DeviceRequest:
 class AskUnderWay:
     """A request that is not answered yet. `to`: whom it was handed on to; its report is kept until
     all of the answer has gone on. `kept_bytes`: of its inputs, which are kept until then. `tried`:
-    to whom it was handed before.
+    to whom it was handed before. `then`: it is computed here, and what follows there.
     """
 
     asker: Key
@@ -68,6 +69,7 @@ class AskUnderWay:
     is_through: bool = False
     kept_bytes: int = 0
     tried: list[str] = field(default_factory=list)
+    then: NextPart | None = None
 
     def is_possible(self, report: AskEnded) -> bool:
         """Whether it can have gone as whom it was handed on to says."""

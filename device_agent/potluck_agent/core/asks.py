@@ -125,9 +125,13 @@ class AskExchange:
         if grant is None or grant.message.run != each.name.run:
             return False
         asks = grant.peer(each.asker_name, now_s)
+        if each.asker_name != HOME and (asks is None or not asks.asks_per_s):
+            return False
+        if each.then is not None:
+            granted = grant.programs.get(each.request.rows)
+            return granted is not None and granted.then == each.then
         hands = grant.peer(each.to_name, now_s)
-        may_ask = each.asker_name == HOME or (asks is not None and asks.asks_per_s > 0)
-        return may_ask and (each.to is None or (hands is not None and hands.hands_on))
+        return each.to is None or (hands is not None and hands.hands_on)
 
     # --- what peers say ---------------------------------------------------------------------------
 
@@ -233,6 +237,9 @@ class AskExchange:
             raise Unwanted(RefusalCode.BUSY, f"{n_asks} requests are under way")
         if crowded := own.work.crowded(program.layout):
             raise Unwanted(RefusalCode.BUSY, crowded)
+        if program.then is not None and program.then.peer not in self._members(own.key):
+            text = f"{program.then.peer} has what follows, and is none of the home any more"
+            raise Unwanted(FailureCause.PEER_LOST, text)
 
     # --- computing and handing on -----------------------------------------------------------------
 
@@ -300,7 +307,7 @@ class AskExchange:
         to_name: str,
         now_s: float,
     ) -> None:
-        """Have it computed here, or by `to_name`."""
+        """Have it computed here, what follows by the next device, or all of it by `to_name`."""
         self._n_numbers += 1
         number, granted = self._n_numbers, grant.programs[request.rows]
         program = HAND_ON if to_name else granted.name
@@ -310,6 +317,9 @@ class AskExchange:
         if to_name:
             each.kept_bytes = granted.input_bytes
             peers[HAND_ON] = self._hand(own, grant, each, to_name, now_s)
+        elif granted.then is not None:
+            each.then = granted.then
+            peers[HAND_ON] = self._request(own, each, granted.then.peer, now_s)
         self._asked[asker] = each
         layout = granted.relay if to_name else granted.layout
         own.work.begin_asked(name, layout, peers, partial(self._ended, each), now_s)
@@ -317,17 +327,23 @@ class AskExchange:
     def _hand(
         self, own: Workspace, grant: ServiceGrant, each: AskUnderWay, to_name: str, now_s: float
     ) -> Correspondent:
-        """Ask that member for it."""
+        """Ask that member for it instead."""
+        each.tried.append(to_name)
+        grant.peers[to_name].n_sent += each.request.work
+        return self._request(own, each, to_name, now_s)
+
+    def _request(
+        self, own: Workspace, each: AskUnderWay, to_name: str, now_s: float
+    ) -> Correspondent:
+        """Ask that member for all of it, or for what follows."""
         self._n_numbers += 1
         number, request = self._n_numbers, each.request
         key = self._members(own.key)[to_name].key
         each.to_name, each.to = to_name, (key, number)
-        each.tried.append(to_name)
         self._handed_on[each.to] = each
-        grant.peers[to_name].n_sent += request.work
         ask = Ask(
             number=number,
-            service=request.service,
+            service=each.then.service if each.then is not None else request.service,
             left_s=request.deadline_s - now_s,
             path=request.path,
             rows=request.rows,
@@ -463,7 +479,8 @@ class AskExchange:
             if is_receiver and not is_asker:
                 is_receiver = not self._is_elsewhere(each, FailureCause.PEER_LOST, now_s)
             if is_asker or is_receiver:
-                self._fail(each, FailureCause.PEER_LOST, text, now_s)
+                who = f"{each.to_name}: " if is_receiver else ""
+                self._fail(each, FailureCause.PEER_LOST, who + text, now_s)
 
     def _under_way(self) -> list[AskUnderWay]:
         return list(self._asked.values())

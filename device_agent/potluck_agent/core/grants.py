@@ -2,6 +2,10 @@
 
 A grant is the least that serving together needs: one program for each number of rows, of which only
 its inputs are said by who asks. It belongs to the notebook whose run that is, and ends with it.
+
+A model that several devices share is served by the first of them. Each asks the next one for what
+the later ones compute, which is a service of its own, granted to the one before: so nothing goes to
+anybody else, whatever the devices tell each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,12 +31,14 @@ from potluck_wire.limits import (
     is_value_name,
 )
 from potluck_wire.messages import HOME, GrantService, Standing
-from potluck_wire.program import from_json
+from potluck_wire.program import COLUMNS, NETWORK, from_json
 from potluck_wire.tensors import DTYPES, nbytes
 
 # what changes nothing on the device, and goes to nobody else
 HARMLESS = frozenset({"recv", "run", "slice", "pad", "concat", "add", "send"})
 HAND_ON = "hand-on"  # the program that hands a request on, and its name for whom it goes to
+# of one notebook, in all programs that hand on and that are parts; a service has some hundred
+MAX_INSTRUCTIONS = 65_536
 
 Type = tuple[str, tuple[int, ...]]
 
@@ -66,16 +72,26 @@ class PeerGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextPart:
+    """Which member has what later devices compute of a program, and as which service."""
+
+    peer: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedProgram:
     """What answers a request of so many rows. `relay`: what hands it on, and its answer back."""
 
     rows: int
     name: str
-    run_s: float  # that it takes here
+    run_s: float  # that it takes here, and on later devices
     layout: DependencyGraph
     relay: DependencyGraph
     inputs: dict[str, Type]
     input_bytes: int  # of all of them
+    then: NextPart | None
+    n_made: int  # instructions that are kept beside the program's own
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,8 +180,14 @@ class GrantTable:
             text = f"{MIN_RUN_S} <= run_s <= limit_s <= {MAX_LIMIT_S:.0f} and lasts_s >= 0 expected"
             raise WireError(WireCode.DOCUMENT, text)
         one_row = {"rows": 1, "program": message.program, "run_s": message.run_s}
-        sizes = [{**one_row, "inputs": read["inputs"]}, *read.get("sizes", ())]
-        programs = {row["rows"]: _program(row, layouts) for row in sizes}
+        parts = {name: read[name] for name in ("inputs", *_PART) if name in read}
+        sizes = [{**one_row, **parts}, *read.get("sizes", ())]
+        others = (each for name, each in self.services.items() if name != message.service)
+        room = MAX_INSTRUCTIONS - sum(p.n_made for each in others for p in each.programs.values())
+        programs = dict[int, GrantedProgram]()
+        for row in sizes:
+            made = programs[row["rows"]] = _program(row, layouts, room)
+            room -= made.n_made
         if len(programs) < len(sizes):
             raise WireError(WireCode.DOCUMENT, "two programs are for one number of rows")
         before = self.services.get(message.service)
@@ -192,14 +214,31 @@ class GrantTable:
         )
 
 
-def _program(row: dict[str, Any], layouts: Mapping[str, DependencyGraph]) -> GrantedProgram:
-    """What one row of the document grants. WireError where that does not hold."""
+def _program(
+    row: dict[str, Any], layouts: Mapping[str, DependencyGraph], room: int
+) -> GrantedProgram:
+    """What one row of the document grants, in so many instructions at most. WireError where that
+    does not hold.
+    """
     inputs = {each["name"]: (each["dtype"], each["shape"]) for each in row["inputs"]}
     layout = layouts.get(row["program"])
     if layout is None:
         raise WireError(WireCode.DOCUMENT, f"no program {row['program']} is loaded")
     if len(inputs) < len(row["inputs"]):
         raise WireError(WireCode.DOCUMENT, "two inputs have one name")
+    before, then = row.get("before", ()), row.get("then")
+    later = then["devices"] if then else ()
+    _check_harmless(layout, {HOME, *before, *later})
+    # a program that hands values on has twice as many instructions
+    n_values = len(inputs) + sum(each.op == "send" for each in layout.program.instructions)
+    n_made = 2 * n_values
+    if is_part := bool(before) or then is not None:
+        n_made += layout.n_instructions + 4 * MAX_ITEMS
+    if n_made > room:
+        text = f"programs to be asked for have {MAX_INSTRUCTIONS} instructions in all, at most"
+        raise WireError(WireCode.SIZE, text)
+    if is_part:
+        layout = _part(layout, {*later}, then)
     return GrantedProgram(
         rows=row["rows"],
         name=row["program"],
@@ -208,23 +247,63 @@ def _program(row: dict[str, Any], layouts: Mapping[str, DependencyGraph]) -> Gra
         relay=_relay(inputs, _outputs(layout, inputs.keys())),
         inputs=inputs,
         input_bytes=sum(nbytes(*kind) for kind in inputs.values()),
+        then=NextPart(peer=then["peer"], service=then["service"]) if then else None,
+        n_made=n_made,
     )
 
 
-def _outputs(layout: DependencyGraph, inputs: Iterable[str]) -> tuple[str, ...]:
-    """What a program answers. WireError where it is none to be asked for."""
-    instructions = layout.program.instructions
-    for each in instructions:
+def _check_harmless(layout: DependencyGraph, peers: set[str]) -> None:
+    """WireError where a program is none to be asked for."""
+    for each in layout.program.instructions:
         is_plain = each.op in HARMLESS and "to" not in each.attrs and not each.attrs.get("train")
-        if not is_plain or each.attrs.get("peer", HOME) != HOME:
+        if not is_plain or each.attrs.get("peer", HOME) not in peers:
             text = f"instruction {each.id} ({each.op}) is not for others to ask for"
             raise WireError(WireCode.DOCUMENT, text)
-    if layout.receives.keys() != {*inputs}:
+
+
+def _part(layout: DependencyGraph, later: set[str], then: dict[str, Any] | None) -> DependencyGraph:
+    """A part of a program that several devices share, as whoever asks for it sees it: what comes
+    from earlier devices comes with the request, and what goes to them is its answer. All that later
+    ones take goes to the next one as a request of its own, and its answer is what comes from them;
+    what neither is made nor used here is handed on.
+    """
+    document = layout.program.to_json()
+    rows, exchanged = document["instructions"], set[tuple[str, str, str]]()
+    for op, _, outputs, _, _, attrs in rows:
+        if op in NETWORK:
+            attrs["peer"] = HAND_ON if attrs["peer"] in later else HOME
+            exchanged.add((op, attrs["peer"], outputs[0] if op == "recv" else attrs["name"]))
+    if then:
+        on = [name for name in then["inputs"] if ("send", HAND_ON, name) not in exchanged]
+        back = [name for name in then["outputs"] if ("recv", HAND_ON, name) not in exchanged]
+        rows += [_recv(name, HOME) for name in on if ("recv", HOME, name) not in exchanged]
+        rows += [_send(name, HAND_ON) for name in on]
+        rows += [_recv(name, HAND_ON) for name in back]
+        rows += [_send(name, HOME) for name in back]
+    lasts_s = document.get("lasts_s", [])
+    lasts_s += [0.0] * (len(rows) - len(lasts_s)) if lasts_s else []
+    whole = {name: column for name, column in document.items() if name not in COLUMNS}
+    return lay_out(from_json({**whole, **({"lasts_s": lasts_s} if lasts_s else {})}))
+
+
+def _outputs(layout: DependencyGraph, inputs: Iterable[str]) -> tuple[str, ...]:
+    """What a program answers. WireError where it takes other inputs, or answers nothing."""
+    received = {name for name, (_, peer) in layout.receives.items() if peer == HOME}
+    if received != {*inputs}:
         raise WireError(WireCode.DOCUMENT, "its inputs are not those of the program")
-    outputs = tuple(each.attrs["name"] for each in instructions if each.op == "send")
+    sends = (each.attrs for each in layout.program.instructions if each.op == "send")
+    outputs = tuple(attrs["name"] for attrs in sends if attrs["peer"] == HOME)
     if not outputs or {*outputs} & {*inputs}:
         raise WireError(WireCode.DOCUMENT, "it needs outputs, with names of their own")
     return outputs
+
+
+def _recv(name: str, peer: str) -> list[Any]:
+    return ["recv", [], [name], [], 0, {"peer": peer}]
+
+
+def _send(name: str, peer: str) -> list[Any]:
+    return ["send", [name], [], [], 0, {"peer": peer, "name": name}]
 
 
 def _relay(inputs: Iterable[str], outputs: Iterable[str]) -> DependencyGraph:
@@ -234,10 +313,13 @@ def _relay(inputs: Iterable[str], outputs: Iterable[str]) -> DependencyGraph:
     instructions: list[list[Any]] = []
     for names, source, sink in ((inputs, HOME, HAND_ON), (outputs, HAND_ON, HOME)):
         for name in names:
-            instructions.append(["recv", [], [name], [], 0, {"peer": source}])
-            instructions.append(["send", [name], [], [], 0, {"peer": sink, "name": name}])
+            instructions += _recv(name, source), _send(name, sink)
     layout = lay_out(from_json({"name": HAND_ON, "instructions": instructions}))
     return replace(layout, sends={**layout.sends, **dict.fromkeys(inputs, 2)})
+
+
+def _is_member(name: object) -> bool:
+    return is_device_name(name) and name != HOME
 
 
 def _is_rate(value: object) -> bool:
@@ -252,24 +334,40 @@ _INPUTS = rows(
     ),
     MAX_ITEMS,
 )
+_NAMES = rows(which(is_value_name, "the name of a value"), MAX_ITEMS)
+_DEVICE = which(_is_member, "a device's name")
+_DEVICES = rows(_DEVICE, MAX_MEMBERS)
+_PART = {
+    "before": _DEVICES,
+    "then": record(
+        peer=_DEVICE,
+        service=which(is_identifier, "an identifier"),
+        devices=_DEVICES,
+        inputs=_NAMES,
+        outputs=_NAMES,
+    ),
+}
 _SIZE = record(
+    (*_PART,),
     rows=integer(2, MAX_ROWS),
     program=which(is_identifier, "an identifier"),
     run_s=which(lambda each: _is_rate(each) and each >= MIN_RUN_S, "seconds"),
     inputs=_INPUTS,
+    **_PART,
 )
 _GRANT = record(
-    ("sizes",),
+    ("sizes", *_PART),
     inputs=_INPUTS,
     sizes=rows(_SIZE, MAX_ITEMS),
     peers=rows(
         record(
             ("rows",),
-            name=which(lambda name: is_device_name(name) and name != HOME, "a device's name"),
+            name=_DEVICE,
             asks_per_s=which(_is_rate, "a number in 0..1000000"),
             hands_on=boolean,
             rows=integer(1, MAX_ROWS),
         ),
         MAX_MEMBERS,
     ),
+    **_PART,
 )

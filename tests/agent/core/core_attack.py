@@ -86,6 +86,11 @@ GRANT = {
     "inputs": [{"name": "x", "dtype": "float32", "shape": [2]}],
     "peers": [{"name": "phone", "asks_per_s": 1e3, "hands_on": True}],
 }
+# of a program that several share, the first part and a later one
+THEN = {"peer": "phone", "service": "w", "devices": ["phone"], "inputs": ["x"], "outputs": ["b"]}
+FIRST_PART = {**GRANT, "then": THEN}
+LATER_PART = {"inputs": [{**GRANT["inputs"][0], "name": "b"}], "peers": GRANT["peers"]}
+LATER_PART |= {"before": ["phone"]}
 OF_ASKS = (m.Ask, m.Ask, m.Value, m.Value, m.AskEnded, m.Standing)
 PATHS = ((), ("phone",), ("phone",), ("jetson",), ("x", "phone"), ("phone", "phone"), ("\x1b",))
 CONTENTS = (b"", b"c" * 32, b"d" * 32)
@@ -291,12 +296,13 @@ class CorePlay:
 
     def _grant(self, rng: random.Random, *, good: bool = False) -> Any:
         """Two requests at once are in time; the next is handed on."""
-        required = {"service": "v", "run": "r", "epoch": 1, "program": "g", "run_s": 0.5}
+        program, known = rng.choice((("g", GRANT), ("g", FIRST_PART), ("q", LATER_PART)))
+        required = {"service": "v", "run": "r", "epoch": 1, "program": program, "run_s": 0.5}
         if good or rng.random() < 0.6:
             grant = m.GrantService(**required, limit_s=rng.choice((1.0, 6.0)))
         else:
             grant = message(m.GrantService, rng)
-        document_ = json.dumps(GRANT).encode() if good else document(GRANT, rng)
+        document_ = json.dumps(known).encode() if good else document(known, rng)
         sender = OWNER_SENDER if good else self._sender(rng)
         return FromPeer(sender=sender, message=grant, buffers=(document_,))
 

@@ -17,6 +17,7 @@ from tests.agent.core.core_cluster import (
 from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
 
 from potluck_agent.core.events import FromPeer, Tick
+from potluck_agent.core.grants import MAX_INSTRUCTIONS
 from potluck_wire import messages as m
 from potluck_wire.limits import ANSWER, MAX_ASKS, MAX_GRANTS
 from potluck_wire.messages import RefusalCode
@@ -404,3 +405,24 @@ def test_services_are_counted():
     answers = [cluster.grant("a", service=f"s{n}") for n in range(MAX_GRANTS + 1)]
     assert isinstance(answers[-2], m.ServiceGranted)
     assert answers[-1].code == RefusalCode.DOCUMENT
+
+
+def test_what_is_kept_of_programs_to_be_asked_for_is_bounded():
+    """Each grant keeps how a request is handed on, for each number of rows: all of a notebook's
+    together have an end, whatever programs it names how often.
+    """
+    n_outputs = MAX_INSTRUCTIONS // 16
+    names = [f"y{number}" for number in range(n_outputs)]
+    rows = [recv("x"), *(row for name in names for row in (add("x", "x", name), send(name)))]
+    document = {"segments": [], "programs": [{"name": "wide", "instructions": rows}]}
+    cluster = CoreCluster("ab")
+    cluster.tell("b", m.Prepare(run="r", epoch=0), json.dumps(document).encode())
+    cluster.tell("b", m.Commit(run="r", epoch=0))
+    fields = {"run": "r", "program": "wide", "sizes": []}
+    answers = [cluster.grant("b", service=f"s{number}", **fields) for number in range(10)]
+    assert [type(answer) for answer in answers] == [m.ServiceGranted] * 7 + [m.Refused] * 3
+    assert "instructions in all" in answers[-1].text
+    more = [{**PAIRS, "program": "wide"}] * 2
+    assert isinstance(cluster.grant("b", service="s0", run=""), m.ServiceGranted)
+    assert isinstance(cluster.grant("b", **{**fields, "sizes": more}), m.Refused)
+    assert isinstance(cluster.grant("b", **fields), m.ServiceGranted)

@@ -5,6 +5,9 @@ whoever asks it.
 The notebook grants that, for a time, and need not be there when they do. A grant is made when a
 service is placed, made anew when it moves, and renewed while it is served; with its model it is
 gone.
+
+Where several devices share a model, the first of them is the entrance. Each is granted to ask the
+next one for what later ones compute: a service of its own.
 """
 
 import threading
@@ -24,7 +27,7 @@ from potluck.sessions.members import Members
 from potluck_wire.documents import dump
 from potluck_wire.limits import MAX_LIMIT_S, MIN_RUN_S
 from potluck_wire.messages import GrantService
-from potluck_wire.version import ASK_ROWS, GRANTS
+from potluck_wire.version import ASK_ROWS, GRANTS, PARTS
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 GRANT_S = 60.0  # that a grant is for: so long members may still ask each other without a notebook
 RENEW_S = 20.0  # between renewals
+
+
+GrantName = tuple[str, str]  # the device that has it, and the service's name there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,13 @@ class RoutedAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedService:
     """A service on the devices that may be asked for it: their programs, the smallest first, and
-    what they were told.
+    what they, and those that they ask for a part, were told.
     """
 
     service: str
     limit_s: float
     programs: Mapping[str, tuple[BatchProgram, ...]]
-    told: Mapping[str, Payload]
+    told: Mapping[GrantName, Payload]
 
 
 class AskedRows:
@@ -108,8 +114,12 @@ class AskedRows:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Who computed them: the last one that had them, as far as it can have been that."""
+        """Who computed them: the last one that had them, as far as it can have been that; where
+        several share the model, all of these.
+        """
         last = self._answer.result().path[-1]
+        if len(self._program.parts) > 1:
+            return self._program.devices
         return (last,) if last in self._known else (self._known[0],)
 
     def routed(self, answer: "Callable[[list[torch.Tensor]], Any]") -> RoutedAnswer:
@@ -152,42 +162,51 @@ class Entrances:
             granted.
         """
         limit_s = min(limit_s, MAX_LIMIT_S)
-        sizes = {}
-        for loaded, times in placed:
-            device, several = loaded.devices[0], self._speaks(loaded.devices[0], ASK_ROWS)
-            programs = loaded.batch_programs() if self._speaks(device, GRANTS) else ()
-            if programs and programs[0].rows == 1 and _grantable_s(times, 1) <= limit_s:
-                sizes[device] = [
-                    (each, _grantable_s(times, each.rows))
-                    for each in programs
-                    if each.rows == 1 or (several and each.rows <= times.items[-1])
-                ]
+        sizes = {
+            loaded.devices[0]: found
+            for loaded, times in placed
+            if (found := self._grantable(loaded, times, limit_s))
+        }
         with self._granting:
             before = self._granted.get(name)
             service = before.service if before else f"service-{uuid.uuid4().hex[:12]}"
-            told = {
-                device: _payload(service, limit_s, device, sizes, self._speaks(device, ASK_ROWS))
-                for device in sizes
-            }
-            told = {
-                device: payload for device, payload in told.items() if self._say(device, payload)
+            told: dict[GrantName, Payload] = {}
+            for device in sizes:
+                parts = _payloads(service, limit_s, device, sizes, self._speaks(device, ASK_ROWS))
+                if all(self._say(where, payload) for (where, _), payload in parts.items()):
+                    told |= parts
+            programs = {
+                device: tuple(program for program, _ in found)
+                for device, found in sizes.items()
+                if (device, service) in told
             }
             self._granted[name] = GrantedService(
-                service=service,
-                limit_s=limit_s,
-                programs={
-                    device: tuple(program for program, _ in sizes[device]) for device in told
-                },
-                told=told,
+                service=service, limit_s=limit_s, programs=programs, told=told
             )
-            for device in (before.programs if before else {}).keys() - told.keys():
-                self._revoke(device, service)
+            for gone in (before.told if before else {}).keys() - told.keys():
+                self._revoke(*gone)
+
+    def _grantable(
+        self, loaded: Loaded, times: BatchTimes, limit_s: float
+    ) -> "list[tuple[BatchProgram, float]]":
+        """The programs that its first device may be asked for, with the seconds of each."""
+        feature = PARTS if len(loaded.devices) > 1 else GRANTS
+        several = self._speaks(loaded.devices[0], ASK_ROWS)
+        is_known = all(self._speaks(device, feature) for device in loaded.devices)
+        programs = loaded.batch_programs() if is_known else ()
+        if not programs or programs[0].rows > 1 or _grantable_s(times, 1) > limit_s:
+            return []
+        return [
+            (each, _grantable_s(times, each.rows))
+            for each in programs
+            if each.rows == 1 or (several and each.rows <= times.items[-1])
+        ]
 
     def renew(self) -> None:
         """All that is granted is so for as long again."""
         with self._granting:
             for standing in self._granted.values():
-                for device, payload in standing.told.items():
+                for (device, _), payload in standing.told.items():
                     if self._link.connected(device):
                         self._say(device, payload)
 
@@ -201,14 +220,14 @@ class Entrances:
         """
         with self._granting:
             if (standing := self._granted.pop(name, None)) is not None:
-                for device in standing.programs:
-                    self._revoke(device, standing.service)
+                for granted in standing.told:
+                    self._revoke(*granted)
 
     def compute(
         self, name: str, loaded: Loaded, inputs: "Sequence[torch.Tensor]", rows: int, left_s: float
     ) -> Computing:
-        """Have a batch answered by a device that has the service, as its entrance; where it is
-        none, as it is loaded: over several devices, or with inputs of many lengths.
+        """Have a batch answered by a device that has the service, as its entrance; over several
+        devices as it is loaded, which is the shorter way, and so with inputs of many lengths.
 
         Parameters
         ----------
@@ -231,7 +250,8 @@ class Entrances:
         standing = self._granted.get(name)
         programs = standing.programs.get(loaded.devices[0], ()) if standing is not None else ()
         program = next((each for each in programs if each.rows >= rows), None)
-        if standing is None or program is None or program.run != loaded.run:
+        is_other = program is None or program.run != loaded.run
+        if standing is None or program is None or is_other or len(program.parts) > 1:
             return loaded.ask(inputs, rows)
         # a batch that is begun is ended, so that no other waits behind it
         grace_s = standing.limit_s
@@ -292,7 +312,9 @@ class Entrances:
             expects=program.expects,
         )
         answer: Future[ServiceAnswer] = self._link.ask(request)
-        return AskedRows(program, program.types(whole), rows, answer, (device, *standing.programs))
+        devices = {d: None for each in standing.programs.values() for d in each[0].devices}
+        known = dict.fromkeys((device, *devices))
+        return AskedRows(program, program.types(whole), rows, answer, tuple(known))
 
     def programs(self, name: str, device: str) -> tuple[BatchProgram, ...]:
         """What a device computes of it, the smallest first.
@@ -344,22 +366,55 @@ def _grantable_s(times: BatchTimes, rows: int) -> float:
     return max(MIN_RUN_S, times.at(rows))
 
 
-def _payload(service: str, limit_s: float, device: str, sizes: Sizes, takes_rows: bool) -> Payload:
-    """What a device is told of a service: what answers there, and what its others may."""
-    (one, run_s), *larger = sizes[device]
-    document: dict[str, Any] = {"inputs": _inputs(one), "peers": []}
+def _payloads(
+    service: str, limit_s: float, device: str, sizes: Sizes, takes_rows: bool
+) -> dict[GrantName, Payload]:
+    """What a device is told of a service: what answers there, and what its others may; and before,
+    what those are told that have a part of it, the last one first.
+    """
+    (one, run_s), *_ = sizes[device]
+    others: list[Mapping[str, Any]] = []
     for other, programs in sizes.items():
         if other != device:
             peer = {"name": other, "asks_per_s": 1 / run_s, "hands_on": True}
             rows = {"rows": programs[-1][0].rows} if takes_rows else {}
-            document["peers"].append({**peer, **rows})
+            others.append({**peer, **rows})
+    # all of them are at work at once, each for another request
+    asks_per_s = len(one.parts) / run_s
+    before: list[Mapping[str, Any]] = [
+        {"name": name, "asks_per_s": asks_per_s, "hands_on": False} for name in one.devices
+    ]
+    peers: list[list[Mapping[str, Any]]] = [others, *([asker] for asker in before)]
+    names = [service, *(f"{service}-{number}" for number in range(1, len(one.parts)))]
+    return {
+        (part.device, names[number]): _payload(
+            names, number, limit_s, sizes[device], peers[number], takes_rows
+        )
+        for number, part in reversed([*enumerate(one.parts)])
+    }
+
+
+def _payload(
+    names: Sequence[str],
+    number: int,
+    limit_s: float,
+    sizes: Sequence[tuple[BatchProgram, float]],
+    peers: Sequence[Mapping[str, Any]],
+    takes_rows: bool,
+) -> Payload:
+    """What is told of a part of these programs. How their seconds are divided is not known: each
+    part is taken to have as many.
+    """
+    left_frac = 1 - number / len(names)
+    (one, run_s), *larger = [(each, max(MIN_RUN_S, left_frac * s)) for each, s in sizes]
+    document: dict[str, Any] = {**_part(one, names, number), "peers": peers}
     if takes_rows:
         document["sizes"] = [
-            {"rows": each.rows, "program": each.name, "run_s": s, "inputs": _inputs(each)}
+            {"rows": each.rows, "program": each.name, "run_s": s, **_part(each, names, number)}
             for each, s in larger
         ]
     message = GrantService(
-        service=service,
+        service=names[number],
         run=one.run,
         epoch=one.epoch,
         program=one.name,
@@ -370,8 +425,21 @@ def _payload(service: str, limit_s: float, device: str, sizes: Sizes, takes_rows
     return message, (dump(document),)
 
 
-def _inputs(program: BatchProgram) -> list[dict[str, Any]]:
-    return [
-        {"name": value, "dtype": dtype, "shape": list(shape)}
-        for value, dtype, shape in program.inputs
+def _part(program: BatchProgram, names: Sequence[str], number: int) -> dict[str, Any]:
+    """The inputs of a part, who has the earlier ones, and who has what later ones compute."""
+    before, (part, *after) = program.parts[:number], program.parts[number:]
+    inputs = [
+        {"name": value, "dtype": dtype, "shape": list(shape)} for value, dtype, shape in part.inputs
     ]
+    document: dict[str, Any] = {"inputs": inputs}
+    if before:
+        document["before"] = [each.device for each in before]
+    if after:
+        document["then"] = {
+            "peer": after[0].device,
+            "service": names[number + 1],
+            "devices": [each.device for each in after],
+            "inputs": [name for name, *_ in after[0].inputs],
+            "outputs": list(after[0].outputs),
+        }
+    return document

@@ -13,6 +13,7 @@ from potluck.run.device_group import outputs_of, raw_of
 from potluck.run.engine import RunEngine
 from potluck.run.tensors import first_rows, kept
 from potluck.schedule import Compiled
+from potluck.serve.runtime.program_parts import ProgramPart, crossing_kinds, parts_of
 from potluck.sessions.events import ExecutionResult
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
@@ -129,30 +130,40 @@ class Loaded:
         return RowsInFlight(self._engine.request(inputs, 0, rows), self._names, self.devices)
 
     def batch_programs(self) -> "tuple[BatchProgram, ...]":
-        """What answers requests of so many rows, the smallest first; none where several devices
-        do, or where inputs have other sizes than their rows.
+        """What answers requests of so many rows, the smallest first; none where inputs, or what
+        devices tell each other, have other sizes than their rows.
         """
         plan, model = self._engine.compiled_plan, self._engine.model
-        if len(self.devices) > 1:
-            return ()
         ports = {port.name: port for port in model.traced_line().traced.graph.inputs}
+        pieces = {
+            piece.name: (piece, model.segment(piece.start, piece.stop)[1])
+            for piece in (plan.segments if len(self.devices) > 1 else ())
+        }
         found = []
         for name, rows in plan.infer_rows.items():
-            inputs = []
-            for feed in plan.compiled[name].feeds:
+            compiled = plan.compiled[name]
+            kinds = (
+                crossing_kinds(compiled.programs.values(), pieces, rows)
+                if len(self.devices) > 1
+                else {}
+            )
+            for feed in compiled.feeds:
                 port = ports[feed.tensor]
                 shape = port.shape if feed.whole else (feed.stop - feed.start, *port.shape[1:])
                 if not all(type(size) is int for size in shape):
                     return ()
-                inputs.append((feed.value, port.dtype, shape))
+                kinds[feed.value] = (port.dtype, shape)
+            parts = parts_of(compiled, kinds, self.devices)
+            if not parts:
+                return ()
             program = BatchProgram(
                 run=plan.run,
                 epoch=plan.epoch,
                 name=name,
                 rows=rows,
                 model=model,
-                compiled=plan.compiled[name],
-                inputs=tuple(inputs),
+                compiled=compiled,
+                parts=parts,
                 names=tuple(self._names),
             )
             found.append(program)
@@ -169,8 +180,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgram:
-    """The program of one device that answers so many `rows`: how it is called there, its `inputs`
-    (name, dtype, shape), its `compiled` form, and the `names` of its outputs in order.
+    """What answers so many `rows`: how it is called on its devices, its `compiled` form, the
+    `parts` that they are asked for, and the `names` of its outputs in order.
     """
 
     run: str
@@ -179,8 +190,13 @@ class BatchProgram:
     rows: int
     model: Any
     compiled: Compiled
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    parts: tuple[ProgramPart, ...]
     names: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Who computes it, the first one first."""
+        return tuple(part.device for part in self.parts)
 
     @property
     def expects(self) -> Mapping[str, int]:
@@ -228,13 +244,13 @@ class BatchProgram:
         ProtocolError
             It is something else.
         """
-        device = next(iter(self.compiled.programs))
+        devices = {result.value: result.device for result in self.compiled.results}
         result = ExecutionResult(
             run=self.run,
             epoch=self.epoch,
             program=self.name,
             step=0,
-            outputs={(device, value): raw for value, raw in raws.items()},
+            outputs={(devices[value], value): raw for value, raw in raws.items()},
             timelines={},
             start_s=0.0,
             stop_s=0.0,

@@ -42,6 +42,75 @@ def test_it_runs_on_several_devices_and_answers_as_one_machine(wide):
         assert set(service.stats.by_device) == {"a", "b"}
 
 
+def two_outputs():
+    """A network whose early layers answer, too, and whose second input is read late."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
+
+        def forward(self, x, late):
+            outputs = []
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                outputs.append(x[:, :4])
+            return {"last": x * late, "second": outputs[1]}
+
+    torch.manual_seed(0)
+    net = Net()
+    inputs = torch.randn(2, WIDTH), torch.randn(2, WIDTH)
+    return net, potluck.Model.from_torch(net, inputs, name="two")
+
+
+@pytest.mark.parametrize("memory", [FEW, "22 MiB"])
+def test_the_first_of_them_is_an_entrance_and_asks_the_others(wide, memory):
+    net, model = wide
+    with home_of(a=memory, b=memory, c=memory) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        first, *others = service.devices
+        for rows in (1, 2, 5):
+            x = torch.randn(rows, WIDTH)
+            answer = service.at(first).ask(x).result()
+            assert answer.path == tuple(service.devices)
+            assert len(answer.hops_s) == len(answer.path)
+            with torch.no_grad():
+                assert torch.allclose(answer.value, net(x), atol=1e-6)
+        for other in others:
+            with pytest.raises(NotServed, match="no entrance"):
+                service.at(other)
+        memory_of(home).kill(others[-1])
+        with pytest.raises(PotluckError, match=others[-1]):
+            service.at(first)(torch.randn(1, WIDTH))
+
+
+def test_a_model_divided_inside_its_operators_has_an_entrance_too(wide):
+    net, model = wide
+    with home_of(a=FEW, b=FEW) as home:
+        service = home.serve(model.divided((1, 1)), "wide", slo=potluck.Latency(LONG_S)).wait()
+        first, second = service.devices
+        x = torch.randn(3, WIDTH)
+        answer = service.at(first).ask(x).result()
+        assert answer.path == (first, second)
+        with torch.no_grad():
+            assert torch.allclose(answer.value, net(x), atol=1e-6)
+
+
+def test_inputs_that_only_later_ones_read_and_outputs_of_earlier_ones_go_through_the_first():
+    net, model = two_outputs()
+    with home_of(a="22 MiB", b="22 MiB", c="22 MiB") as home:
+        service = home.serve(model, "two", slo=potluck.Latency(LONG_S)).wait()
+        first, *others = service.devices
+        assert len(others) == 2
+        for rows in (1, 3):
+            x, late = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
+            answer = service.at(first)(x, late)
+            with torch.no_grad():
+                expected = net(x, late)
+            for name, value in expected.items():
+                assert torch.allclose(answer[name], value, atol=1e-6)
+
+
 @pytest.mark.long
 def test_a_small_service_runs_beside_it(wide, model, net):
     with home_of(a=FEW, b=FEW) as home:
