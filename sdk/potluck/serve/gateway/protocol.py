@@ -99,7 +99,8 @@ def read(body: bytes, json_bytes: int | None) -> Infer:
         raise _bad(
             "Inference-Header-Content-Length", f"{json_bytes} of {len(body)} bytes is no length"
         )
-    document = read_document(body if json_bytes is None else body[:json_bytes])
+    data = body if json_bytes is None else body[:json_bytes]
+    document = read_document(data, "; send large tensors as bytes behind it (binary_data_size)")
     raw = memoryview(body)[len(body) if json_bytes is None else json_bytes :]
     rows = _rows(document, "inputs")
     if not rows:
@@ -122,13 +123,15 @@ def read(body: bytes, json_bytes: int | None) -> Infer:
     )
 
 
-def read_document(data: bytes) -> dict[str, Any]:
+def read_document(data: bytes, advice: str = "") -> dict[str, Any]:
     """The object in a body of JSON.
 
     Parameters
     ----------
     data
         The body.
+    advice
+        What else whoever sends too much of it may do.
 
     Raises
     ------
@@ -139,7 +142,7 @@ def read_document(data: bytes) -> dict[str, Any]:
     def strict(name: str) -> object:
         raise ValueError(f"{name} is not JSON")
 
-    _check_counts(data)
+    _check_counts(data, advice)
     try:
         document = json.loads(data, parse_constant=strict)
     except (ValueError, RecursionError) as error:
@@ -215,13 +218,11 @@ def _finite(values: list[Any]) -> list[Any]:
     return [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
 
 
-def _check_counts(data: bytes) -> None:
+def _check_counts(data: bytes, advice: str) -> None:
     """Refuse what takes much more memory than its text, or long, before any of it is read."""
     if len(data) > MAX_JSON_BYTES:
         raise _bad(
-            "body",
-            f"at most {MAX_JSON_BYTES} bytes of JSON are taken, got {len(data)}; send large "
-            "tensors as bytes behind it (binary_data_size)",
+            "body", f"at most {MAX_JSON_BYTES} bytes of JSON are taken, got {len(data)}{advice}"
         )
     for kind, limit, n in (
         ("lists and objects", MAX_LISTS, data.count(b"[") + data.count(b"{")),

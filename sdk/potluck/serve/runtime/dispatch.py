@@ -331,7 +331,8 @@ class Dispatch:
         self._streams.pop(request.id, None)
         row = self._rows.get(request.id)
         if row is not None:
-            self._refuse(row.pending, reason.value)
+            is_there = self._node.now(request.service, self.clock()) is not None
+            self._refuse(row.pending, reason.value if is_there else NOBODY)
 
     def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
         if pending.is_over:

@@ -9,6 +9,7 @@ from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
 from potluck.serve.runtime.argument_checks import need_frequency
+from potluck.serve.runtime.dispatch import NOBODY
 from potluck.serve.runtime.entrance import Entrance
 from potluck.serve.runtime.pending_requests import Pending, in_turn
 from potluck.serve.runtime.serving import Serving
@@ -173,6 +174,14 @@ class Service(Shown):
         wanted_fps = slo.fps if fps is None else fps
         dispatch = self._serving.dispatch
         stream, granted_fps = dispatch.open(self.name, wanted_fps)
+        if not granted_fps and not self.devices:
+            raise NotServed(
+                f"{self.name}: {NOBODY}.",
+                next_step="Ask again when one is back, see home.devices.",
+                reason=NOBODY,
+                limit_s=slo.tolerance_s,
+                soonest_s=None,
+            )
         if not granted_fps:
             raise NotServed(
                 f"{self.name}: other streams take all that its devices give.",

@@ -319,6 +319,7 @@ def test_what_would_take_much_more_memory_than_its_text_is_not_read(open_gateway
     status, answer, _ = answer_of(open_gateway, "POST", path, body)
     assert (status, json.loads(answer)["field"]) == (400, "body")
     assert b"at most" in answer
+    assert b"tensor" not in answer  # it sends none
 
 
 WORDY = {

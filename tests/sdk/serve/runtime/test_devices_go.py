@@ -95,6 +95,24 @@ def test_nobody_is_left_and_somebody_comes_back(model, net):
         assert settled([service.ask(x)], net, x) == 1
 
 
+@pytest.mark.parametrize(
+    "slo",
+    [potluck.Latency(LONG_S), potluck.Frequency(fps=2, tolerance_s=LONG_S)],
+    ids=["requests", "streams"],
+)
+def test_where_no_device_is_left_it_is_said_so(model, slo):
+    with memory_home(1) as home:
+        service = home.serve(model, "birds", slo=slo).wait()
+        memory_of(home).kill("local-1")
+        until_back(home, service, [])
+        asks = [lambda: service(torch.randn(1, 8))]
+        if isinstance(slo, potluck.Frequency):
+            asks.append(lambda: list(service.stream([torch.randn(1, 8)])))
+        for ask in asks:
+            with pytest.raises(NotServed, match="no device that has it is left"):
+                ask()
+
+
 def test_a_device_that_wants_to_leave_is_drained(model, net):
     with memory_home(2) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
