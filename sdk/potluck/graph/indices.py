@@ -53,7 +53,7 @@ class IndexBound:
 def index_bounds(traced: Traced) -> tuple[IndexBound, ...]:
     """The bounds of all inputs that are used as indices, as far as the graph tells."""
     graph = traced.graph
-    nodes = {graph.first_node + node.number: node for node in graph.nodes}
+    nodes = dict(enumerate(graph.nodes, start=graph.first_node))
     found = []
     for node in graph.nodes:
         if node.op not in _INDEXED:

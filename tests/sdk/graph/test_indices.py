@@ -50,3 +50,28 @@ def test_a_label_that_is_no_class_is_named(wrong):
         model.check_inputs(x, torch.tensor([0, wrong]), train=True)
     assert "nothing of it was sent" in str(caught.value)
     model.check_inputs(x, torch.tensor([0, -100]), train=True)  # ignored by the loss
+
+
+def large(logits, tokens):
+    wanted = torch.nn.functional.one_hot(tokens, logits.shape[-1])
+    return ((logits - wanted) ** 2).mean()
+
+
+@pytest.mark.parametrize("loss", [language_loss, large])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("shares", [(1, 1), (1, 3)])
+def test_a_model_that_is_cut_takes_the_indices_of_the_whole_one(loss, frozen, shares):
+    """Each device has a part of a table, where no index is out of range."""
+    embedding = torch.nn.Embedding(16, 8).requires_grad_(not frozen)
+    net = torch.nn.Sequential(embedding, torch.nn.Linear(8, 16))
+    x, y = torch.randint(0, 16, (2, 5)), torch.full((2, 5), 15)
+    whole = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    model = whole.divided(shares, tolerance_frac=1.0)
+    for train in (False, True):
+        targets = (y,) if train else ()
+        assert model.check_inputs(x, *targets, train=train) == 2
+        for wrong in (16, -1, 99):
+            tokens = x.clone()
+            tokens[0, 0] = wrong
+            with pytest.raises(ModelError, match=f"holds {wrong}; indices from 0 to 15"):
+                model.check_inputs(tokens, *targets, train=train)

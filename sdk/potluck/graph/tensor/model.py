@@ -132,6 +132,10 @@ class DividedModel(Model):
         """As of the whole model: of pieces no device has the tensor itself."""
         return self.whole.unused_state()
 
+    def check_inputs(self, *tensors: Any, train: bool = False) -> int:
+        """As of the whole model: a table that is cut would look for no index outside of it."""
+        return self.whole.check_inputs(*tensors, train=train)
+
     def value_marks(self) -> Any:
         """Marks of the whole tensors."""
         return self.whole.value_marks()
