@@ -264,7 +264,7 @@ class FitCall:
             source.step_over()
             settings.append(source.settings(number + later))
         if changed := set[str]().union(*map(source.changed, settings)):
-            source.rate(changed)
+            source.rate(changed, sum(settings, ()))
             surviving(engine, lambda: self._take(source))
         self._settings += settings
         rates = [row for each in settings if (row := source.rates(each)) is not None]

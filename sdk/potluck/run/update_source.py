@@ -118,7 +118,8 @@ class UpdateSource:
         UserError
             As for `source_of`; or what was kept for its steps so far is of no use to it now.
         """
-        if not self.is_regrouped and not _fixed(self.update, self.changed(self._of_torch())):
+        now = self._of_torch()
+        if not self.is_regrouped and not _fixed(self.update, self.changed(now), now):
             return self
         groups = groups_of(model, self.torchs)
         update = replace(self.update, optimizer=groups[0].optimizer, groups=_needed(groups))
@@ -189,15 +190,22 @@ class UpdateSource:
         """
         return changed_settings(self.update.optimizers, settings) - set(self.update.rated)
 
-    def rate(self, names: set[str]) -> None:
+    def rate(self, names: set[str], settings: tuple[Optimizer, ...]) -> None:
         """From now on these come with each step.
+
+        Parameters
+        ----------
+        names
+            Of settings.
+        settings
+            Of the steps.
 
         Raises
         ------
         UserError
             One of them cannot: it decides what is computed.
         """
-        if fixed := _fixed(self.update, names):
+        if fixed := _fixed(self.update, names, settings):
             raise UserError(
                 f"{fixed[0]} of the optimizer was changed while it trains.", next_step=_GIVE_AGAIN
             )
@@ -283,10 +291,17 @@ def _members_of(optimizer: Any) -> "Members":
     return tuple(tuple(group["params"]) for group in getattr(optimizer, "param_groups", ()))
 
 
-def _fixed(update: Update, names: Collection[str]) -> list[str]:
-    """Those of these settings that cannot change while it trains: they decide what is computed."""
-    known = KINDS[update.kind].settings
-    return sorted(name for name in names if isinstance(known.get(name), bool | None))
+def _fixed(update: Update, names: Collection[str], now: Collection[Optimizer]) -> list[str]:
+    """Those of these settings that cannot change while it trains: they decide what is computed, or
+    what is kept for it, as a momentum above zero does.
+    """
+    kind = KINDS[update.kind]
+    states = [each.settings for each in (*update.optimizers, *now)]
+    found = {name for name in names if isinstance(kind.settings.get(name), bool | None)}
+    for name in {*names} & {*kind.when.values()}:
+        if len({bool(each.get(name)) for each in states}) > 1:
+            found.add(name)
+    return sorted(found)
 
 
 def _scheduled(schedule: Any, update: Update) -> set[str]:

@@ -256,7 +256,7 @@ def read_update(optimizer: Any, document: Mapping[str, Any]) -> Update:
     """
     groups = document.get("groups", [])
     order = document.get("norm_order", 2.0)
-    return Update(
+    found = Update(
         optimizer=read_optimizer(optimizer),
         groups=tuple(
             ParameterGroup(parameters=tuple(map(str, names)), optimizer=read_optimizer(settings))
@@ -266,8 +266,17 @@ def read_update(optimizer: Any, document: Mapping[str, Any]) -> Update:
         norm_order=inf if order == "inf" else float(order),
         clip_value=document.get("clip_value"),
         average=document.get("average"),
-        rated=tuple(map(str, document.get("rated", []))),
     )
+    return replace(found, rated=_rated(document.get("rated", []), found.kind))
+
+
+def _rated(names: Any, kind: str) -> tuple[str, ...]:
+    """The settings that came with each step of a saved run; one may stand alone."""
+    found = [names] if isinstance(names, str) else names
+    known = KINDS[kind].settings
+    if not isinstance(found, list) or not all(isinstance(n, str) and n in known for n in found):
+        raise UserError(f"rates of {kind} are a list of its settings, got {names!r:.60}.")
+    return tuple(found)
 
 
 def carried(old: Update | None, new: Update | None) -> frozenset[str]:

@@ -225,3 +225,26 @@ def test_who_takes_over_a_stage_leaves_them_alone_too(three, optimizer):
     )
     one_backward(alone, x, y)
     check_equal(state, before, alone)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_state_that_was_told_stays_as_it_is(home, train):
+    """It shares no memory with the module, whatever of that the graph reads."""
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"read": nn.Linear(WIDTH, CLASSES), "frozen": nn.Linear(WIDTH, WIDTH)})
+    net["frozen"].requires_grad_(False)
+    net["unread"] = nn.BatchNorm1d(WIDTH)
+    net.forward = lambda x: net["read"](net["frozen"](x))
+    x, y = torch.randn(MICRO, WIDTH), torch.randint(0, CLASSES, (MICRO,))
+    more = {"loss": nn.functional.cross_entropy, "example_targets": y} if train else {}
+    model = potluck.Model.from_torch(net, x, **more)
+    plan = make_plan(model, ((A,), (MICRO,)), micro_batch=MICRO, training=train)
+    run = home.deploy(plan, model).wait()
+    told = run.state_dict()
+    before = copy.deepcopy(told)
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            tensor.add_(1)
+    assert told.keys() == net.state_dict().keys()
+    assert all(torch.equal(told[name], before[name]) for name in told)
+    run.close()

@@ -10,6 +10,8 @@ import pytest
 from tests.sdk.run.conftest import make_plan
 
 import potluck
+from potluck.errors import UserError
+from potluck.run.weight_update import read_update
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
@@ -278,3 +280,41 @@ def test_whatever_happens_meanwhile_steps_are_those_of_one_machine(seed, tmp_pat
         if average is not None:
             for name, tensor in run.state_dict(ema=True).items():
                 assert (average.state_dict()[name] - tensor).abs().max().item() <= ROUNDING, case
+
+
+@pytest.mark.parametrize("made", ["RMSprop", "SGD"])
+@pytest.mark.parametrize("by", ["hand", "schedule", "callback"])
+def test_a_momentum_that_begins_or_ends_meanwhile_is_refused(trio, made, by):
+    """torch fails (RMSprop), or begins with another first step (SGD)."""
+    net = make_net()
+    model = model_of(net)
+    run = trio.deploy(plan_of(model, "pipeline"), model).wait()
+    optimizer = getattr(optim, made)(net.parameters(), lr=1e-3)
+    options = {}
+    if by == "callback":
+        options["on_epoch"] = lambda *_: optimizer.param_groups[0].update(momentum=0.9)
+    run.fit(make_data(), optimizer=optimizer).wait()
+    if by == "hand":
+        optimizer.param_groups[0]["momentum"] = 0.9
+    if by == "schedule":
+        options["schedule"] = scheduler.OneCycleLR(optimizer, 0.02, total_steps=100)
+    with pytest.raises(UserError, match="optimizer was changed"):
+        run.fit(make_data(), epochs=2, optimizer=optimizer, **options).wait()
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("rated", "read"),
+    [(["lr"], ("lr",)), ("lr", ("lr",)), (["lr", "momentum"], ("lr", "momentum"))],
+)
+def test_rates_of_a_saved_rule_are_read_by_name(rated, read):
+    assert (
+        read_update({"name": "momentum", "lr": 0.1, "momentum": 0.9}, {"rated": rated}).rated
+        == read
+    )
+
+
+@pytest.mark.parametrize("rated", ["mo", ["exp_avg"], [1], 5, {"lr": 1}, [["lr"]], None])
+def test_rates_of_a_saved_rule_that_are_none_are_refused(rated):
+    with pytest.raises(UserError, match="are a list of its settings"):
+        read_update({"name": "sgd", "lr": 0.1}, {"rated": rated})

@@ -37,13 +37,10 @@ def as_module(
     for key, tensor in net.state_dict(keep_vars=True).items():
         plain = device_name(key)
         name = plain if plain in state else name_of.get(id(tensor), plain)
-        found[key] = (
-            state[name]
-            if name in state
-            else tensor.detach()
-            if hasattr(tensor, "detach")
-            else tensor
-        )
+        value = state.get(name, tensor)
+        if hasattr(value, "detach") and value.data_ptr() == tensor.data_ptr():
+            value = value.detach().clone()  # the module's own, which may change
+        found[key] = value
     return found
 
 
