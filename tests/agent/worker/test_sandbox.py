@@ -243,6 +243,38 @@ def test_files_memory_and_network_are_out_of_reach(tmp_path):
     assert tried[3] != "connect worked"
 
 
+# Large values among small ones that stay: of what the large ones leave, how much counts as taken?
+HOLES = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from potluck_agent.worker import sandbox
+ours, theirs = socket.socketpair()
+folder, memory_bytes, part = sandbox.nowhere(), int(sys.argv[2]), int(sys.argv[3])
+sandbox.isolate(ours)
+sandbox.confine(memory_bytes, folder)
+before_bytes, large, small = sandbox.private_bytes(), [], []
+for _ in range(3 * part // 4):
+    large.append(bytearray(memory_bytes // part))
+    small.append(bytearray(1 << 12))
+large.clear()
+print((sandbox.private_bytes() - before_bytes) / memory_bytes, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux limits")
+@pytest.mark.parametrize("memory_bytes", [48 << 20, 128 << 20, 512 << 20])
+@pytest.mark.parametrize("part", [8, 32])
+def test_what_large_values_leave_is_there_for_others(memory_bytes, part):
+    done = subprocess.run(
+        [sys.executable, "-c", HOLES, SOURCE, str(memory_bytes), str(part)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **MALLOC},
+    )
+    assert float(done.stderr) < 0.1
+
+
 AGENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
