@@ -40,6 +40,7 @@ def check(model: onnx.ModelProto) -> None:
         _check_input(value)
     _check_names(model.graph)
     _check_dropout(model.graph)
+    _check_batch_norm(model.graph)
 
 
 def array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":
@@ -187,6 +188,21 @@ def _check_dropout(graph: onnx.GraphProto) -> None:
         if mode and mode not in off:
             raise ModelError(
                 f"Dropout ({called(node)}) is in training mode, and draws numbers.",
+                operator=node.op_type,
+                next_step="Export the model as it answers: after model.eval().",
+            )
+
+
+def _check_batch_norm(graph: onnx.GraphProto) -> None:
+    """One that is training goes by all rows of a batch, and gives its statistics beside them."""
+    for node in graph.node:
+        if node.op_type != "BatchNormalization":
+            continue
+        modes = [each.i for each in node.attribute if each.name == "training_mode"]
+        if any(modes) or len(node.output) > 1:
+            raise ModelError(
+                f"BatchNormalization ({called(node)}) is in training mode: it goes by the mean of "
+                "all rows of a batch, and changes its statistics.",
                 operator=node.op_type,
                 next_step="Export the model as it answers: after model.eval().",
             )

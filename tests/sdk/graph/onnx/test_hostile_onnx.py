@@ -329,6 +329,33 @@ def test_a_dropout_that_draws_none_is_none(made: "onnx.ModelProto", tmp_path: Pa
     assert Model.from_onnx(saved(tmp_path, made)).layers()
 
 
+STATISTICS = [
+    numpy_helper.from_array(np.ones(4, np.float32), name) for name in ("s", "b", "m", "v")
+]
+
+
+@pytest.mark.parametrize("opset", [9, 13, 14, 15, 20])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_batch_norm_that_is_training_is_told_so(
+    opset: int, is_training: bool, tmp_path: Path
+) -> None:
+    """Until 13 it is where its statistics are among its results."""
+    more = ["mean", "var"] if is_training else []
+    mode = {"training_mode": 1} if is_training and opset > 13 else {}
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["n", 4]), ("y", None))
+    ]
+    norm = node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", *more], **mode)
+    graph = helper.make_graph([norm], "g", values[:1], values[1:], STATISTICS)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    if not is_training:
+        assert Model.from_onnx(saved(tmp_path, made)).layers()
+        return
+    with pytest.raises(ModelError, match=r"BatchNormalization .* training mode.*model\.eval"):
+        Model.from_onnx(saved(tmp_path, made))
+
+
 def test_text_among_the_values_is_said(tmp_path: Path) -> None:
     made = model(
         [node("Cast", ["x"], ["t"], to=TensorProto.STRING), node("Cast", ["t"], ["r"], to=1)]
