@@ -17,6 +17,7 @@ from potluck_agent.owner_rules import NO_RULES, Broken, DeviceConditions, OwnerR
 from potluck_agent.system_sleep import SystemSleep
 
 LOOK_S = 2.0  # some files of /sys, well under a millisecond
+UNKNOWN_S = 60.0  # without a temperature: a sensor may be asleep or away for some looks
 SLEEP = "sleep"
 
 
@@ -76,6 +77,7 @@ class Availability:
         self._sleep = sleep
         self._broken: Broken = {}
         self._looked_s = float("-inf")
+        self._warm_s: float | None = None  # when a temperature was told last
         self._n_asked = self._n_told = 0
 
     def look(self, now_s: float) -> None:
@@ -96,7 +98,15 @@ class Availability:
         if now_s - self._looked_s < LOOK_S or self._rules == NO_RULES:
             return before
         self._looked_s = now_s
-        return owner_rules.broken(self._rules, self._read(), before)
+        readings = self._read()
+        found = owner_rules.broken(self._rules, readings, before)
+        if readings.temp_c is not None or self._warm_s is None:
+            self._warm_s = now_s
+        limit_c = self._rules.max_temp_c
+        if limit_c is not None and now_s - self._warm_s >= UNKNOWN_S:
+            why = f"its sensors tell no temperature, and its owner allows {limit_c:g} °C"
+            return {**found, "temperature": why}
+        return found
 
     def _about_to_sleep(self) -> Broken:
         """The system waits until nothing is here any more, or its patience ends."""
