@@ -33,6 +33,7 @@ STEP, EPOCH = "step", "epoch"
 _GIVE_AGAIN = "Give the optimizer again: run.fit(data, optimizer=optimizer)."
 # settings of torch's optimizers that decide speed, or what schedulers note
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # settings that only one value is supported of
 _ONE_VALUE = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
 
@@ -162,6 +163,7 @@ class UpdateSource:
             They are not what they can be.
         """
         if self.torchs is not None:
+            _check_hooks(self.torchs)
             found = self._of_torch()
             if len(found) != len(self._base):
                 raise UserError(
@@ -547,10 +549,20 @@ def _check_torchs(optimizer: Any) -> None:
             f"know; of torch.optim they know {known}.",
             next_step="Lion is potluck.Lion(lr).",
         )
+    _check_hooks(optimizer)
     if any(len(state) for state in optimizer.state.values() if _has_steps(state)):
         raise UserError(
             "the optimizer has made steps of its own, and devices begin without them.",
             next_step="Make a new one; or save and resume the run: home.deploy(plan, resume=path).",
+        )
+
+
+def _check_hooks(optimizer: Any) -> None:
+    if any(getattr(optimizer, name, None) for name in _STEP_HOOKS):
+        raise UserError(
+            "the optimizer has hooks on its step, which devices take without them.",
+            next_step="Remove them (handle.remove()). Limits of gradients are clip_norm= and "
+            "clip_value=; what looks at the weights belongs into on_step.",
         )
 
 

@@ -159,6 +159,21 @@ def test_what_cannot_be_is_said_before_anything_is_trained(pair, options, says):
     run.close()
 
 
+@pytest.mark.parametrize("kind", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_on_the_step_of_an_optimizer_are_refused(pair, kind):
+    net = make_net()
+    run, optimizer = deployed(pair, net), torch.optim.SGD(net.parameters(), 0.1)
+    handle = getattr(optimizer, kind)(lambda *_: None)
+    with pytest.raises(UserError, match="hooks on its step"):
+        run.fit(make_data(), optimizer=optimizer)
+    handle.remove()
+    assert len(run.fit(make_data(), optimizer=optimizer).wait().losses) == N_BATCHES
+    getattr(optimizer, kind)(lambda *_: None)
+    with pytest.raises(UserError, match="hooks on its step"):
+        run.fit(make_data()).wait()
+    run.close()
+
+
 def test_a_torch_optimizer_that_does_not_suit_is_refused_by_name(pair):
     net, other = make_net(), make_net()
     run, optim = deployed(pair, net), torch.optim
