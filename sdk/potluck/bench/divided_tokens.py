@@ -7,9 +7,10 @@ the time, so data sheets tell it. A model of many blocks is told from one of one
 each more adds the same.
 """
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+from potluck.bench.llama import LlamaShape, llama
 
 if TYPE_CHECKING:
     from potluck.graph.language_model import LanguageModel
@@ -24,22 +25,6 @@ PROMPT, N_TOKENS = [1, 2, 3], 12
 SLOWER = 60.0  # emulated devices than this machine: a token takes a second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape:
-    """A language model of Llama's kind."""
-
-    width: int
-    heads: int
-    groups: int
-    hidden: int
-    blocks: int
-    words: int
-
-
-SHAPES = {
-    "135m": LlamaShape(width=576, heads=9, groups=3, hidden=1536, blocks=30, words=49152),
-    "1b": LlamaShape(width=2048, heads=32, groups=8, hidden=8192, blocks=16, words=128256),
-}
 LAB_SHAPE = LlamaShape(width=768, heads=12, groups=4, hidden=3072, blocks=2, words=8192)
 
 
@@ -53,29 +38,9 @@ def model_of(shape: LlamaShape, n_blocks: int) -> "LanguageModel":
     n_blocks
         How many blocks.
     """
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from potluck.graph.language_model import LanguageModel
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=shape.words,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.groups,
-        num_hidden_layers=n_blocks,
-        max_position_embeddings=LENGTH,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    lm = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in lm.parameters():
-            parameter.mul_(2.0)  # so that texts do not repeat one token
-    return LanguageModel.from_transformers(lm, max_length=LENGTH)
+    return LanguageModel.from_transformers(llama(shape, n_blocks, LENGTH), max_length=LENGTH)
 
 
 def lab_tokens(rate: str) -> dict[str, float]:

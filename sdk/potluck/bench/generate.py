@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.bench import harness
 from potluck.bench.harness import Result
+from potluck.bench.llama import SHAPES, llama
 
 if TYPE_CHECKING:
     from potluck.graph.language_model import LanguageModel
@@ -37,17 +38,7 @@ GOALS = {
     "ratio_two_to_one": ("<=", 1.1),
     "texts_that_differ": ("<=", 0.0),
 }
-SHAPE = {
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
+LENGTH = 2048  # of the longest text that the model has positions for
 
 
 def run(settings: Mapping[str, float]) -> Result:
@@ -60,7 +51,7 @@ def run(settings: Mapping[str, float]) -> Result:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        lm = _language_model(int(settings["layers"]))
+        lm = llama(SHAPES["135m"], int(settings["layers"]), LENGTH)
         model = LanguageModel.from_transformers(
             lm, rows=int(settings["rows"]), max_length=int(settings["max_length"])
         )
@@ -69,19 +60,6 @@ def run(settings: Mapping[str, float]) -> Result:
     finally:
         torch.set_num_threads(before)
     return Result(name="generate", figures=figures, settings=settings, goals=GOALS)
-
-
-def _language_model(n_layers: int) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    lm = LlamaForCausalLM(LlamaConfig(**SHAPE, num_hidden_layers=n_layers)).eval()
-    lm.generation_config.eos_token_id = None
-    with torch.no_grad():
-        for parameter in lm.parameters():
-            parameter.mul_(2.0)  # so that texts do not repeat one token
-    return lm
 
 
 def _measured(

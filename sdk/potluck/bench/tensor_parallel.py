@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.divided_tokens import SHAPES, lab_tokens, simulated_tokens
+from potluck.bench.divided_tokens import lab_tokens, simulated_tokens
 from potluck.bench.harness import Result
+from potluck.bench.llama import SHAPES
 from potluck.bench.tensor_ranks import ANSWER, TRAIN, TensorRanks, batch_of, blocks_of
 from potluck.bench.torch_ranks import LEARNING_RATE
 
