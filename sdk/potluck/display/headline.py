@@ -69,14 +69,31 @@ def against(plan: Plan, best: Plan) -> str:
 
     Examples
     --------
-    "2.1 times as fast as laptop alone, the best, with 0.8 times its joules"
+    "2.1 times as fast as laptop alone, the best, with 0.8 times as many joules"
     """
     name = best.devices[0]
     times = (best.latency_s or 0.0) / (plan.latency_s or 1.0)
-    comparison = f"{times:.2g} times as fast as {name} alone, the best"
+    comparison = f"{_times(times, 'as fast as')} {name} alone, the best"
     if best.energy_j and plan.energy_j is not None:
-        comparison += f", with {plan.energy_j / best.energy_j:.2g} times its joules"
+        comparison += f", with {_times(plan.energy_j / best.energy_j, 'as many')} joules"
     return comparison
+
+
+def _times(ratio: float, even: str) -> str:
+    """A ratio in words: two digits, and three where it is near one.
+
+    >>> _times(2.13, "as fast as"), _times(1.042, "as fast as"), _times(1.001, "as fast as")
+    ('2.1 times as fast as', '1.04 times as fast as', 'as fast as')
+
+    Parameters
+    ----------
+    ratio
+        Of ours to the other's.
+    even
+        What it is of, where both are alike.
+    """
+    digits = f"{ratio:.3g}" if 0.9 < ratio < 1.1 else f"{ratio:.2g}"
+    return even if digits == "1" else f"{digits} times {even}"
 
 
 def _many(names: tuple[str, ...]) -> str:

@@ -1,5 +1,6 @@
 """A strategy of Lightning's `Trainer` by which devices of a home take the steps."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,10 +189,10 @@ class HomeStrategy(SingleDeviceStrategy):
         for part in watched.copy.modules():
             if isinstance(part, LightningModule):
                 vars(part).update(log=_unheard, log_dict=_unheard)
-        structure = pytree.tree_structure(batch)
+        structure, kind = pytree.tree_structure(_plain(batch)), _kind_of(batch)
         self._steps.deploy(
             Model.from_torch(
-                _TrainingStep(watched.copy, structure, n_more),
+                _TrainingStep(watched.copy, structure, n_more, kind),
                 batches[0],
                 loss="loss",
                 name=type(module).__name__.lower(),
@@ -210,7 +211,7 @@ class HomeStrategy(SingleDeviceStrategy):
         UserError
             There is none, or something else; or they have other places.
         """
-        found = dict(pytree.tree_flatten_with_path(batch)[0])
+        found = dict(pytree.tree_flatten_with_path(_plain(batch))[0])
         if not found or not all(isinstance(x, torch.Tensor) and x.dim() for x in found.values()):
             kinds = ", ".join(type(leaf).__name__ for leaf in found.values())
             raise UserError(
@@ -296,6 +297,17 @@ def _unheard(*args: Any, **kwargs: Any) -> None:
     """What a step logs while it is traced."""
 
 
+def _kind_of(batch: Any) -> Any:
+    """What a mapping is that torch does not look into, such as a tokenizer's; else None."""
+    is_unknown = isinstance(batch, Mapping) and pytree.tree_structure(batch).is_leaf()
+    return type(batch) if is_unknown else None
+
+
+def _plain(batch: Any) -> Any:
+    """A batch as torch looks into it."""
+    return dict(batch) if _kind_of(batch) is not None else batch
+
+
 class _Clipped(Precision):
     """There are no gradients here: devices clipped theirs."""
 
@@ -307,16 +319,22 @@ class _TrainingStep(torch.nn.Module):
     """The training step of a Lightning module, as a module that gives a loss."""
 
     def __init__(
-        self, module: Any, structure: pytree.TreeSpec | None = None, n_more: int = 0
+        self,
+        module: Any,
+        structure: pytree.TreeSpec | None = None,
+        n_more: int = 0,
+        kind: Any = None,
     ) -> None:
         super().__init__()
         self.module = module
         self._structure, self._n_more = structure, n_more
+        self._kind = kind
 
     def forward(self, **leaves: torch.Tensor) -> dict[str, torch.Tensor]:
         if leaves.pop(ROWS, None) is None:  # nobody asks for an answer
             return {"loss": leaves["input_0"] + 0}
         assert self._structure is not None
         batch = pytree.tree_unflatten(list(leaves.values()), self._structure)
+        batch = batch if self._kind is None else self._kind(batch)
         answer = self.module.training_step(batch, *(BatchIndex() for _ in range(self._n_more)))
         return {"loss": answer["loss"] if isinstance(answer, dict) else answer}

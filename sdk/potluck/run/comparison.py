@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from potluck import display_hooks
-from potluck.display_hooks import Shown
+from potluck.display_hooks import Tabular
 from potluck.records import Event, Network, Trace
 from potluck_wire.program import Program
 
@@ -34,8 +33,8 @@ class Transfers:
     median_s: Pair
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Tabular):
     """Pairs of predicted and measured: seconds, joules and bytes of a step.
 
     `terms` of a typical one add up to it.
@@ -96,9 +95,6 @@ class Comparison(Shown):
             for name, value in found.items()
             if name in expected
         }
-
-    def __str__(self) -> str:
-        return display_hooks.text(self)
 
 
 def compare(

@@ -10,7 +10,7 @@ import pytest
 
 import potluck
 from potluck.coordinator.detached_run import DetachedRun
-from potluck.display import chart, headline, html, markup, views
+from potluck.display import chart, headline, html, markup, text, views
 from potluck.display_hooks import Shown
 from potluck.run.comparison import Comparison, Transfers
 from potluck.run.history import History
@@ -115,7 +115,11 @@ def test_the_headline_says_how_many_times_as_fast_as_one_device_alone():
     stage = replace(example.PLAN.stages[0], stop=3)
     alone = replace(example.PLAN, stages=(stage,), latency_s=0.2468, energy_j=6.8)
     assert headline.against(example.PLAN, alone) == (
-        "2 times as fast as laptop alone, the best, with 0.5 times its joules"
+        "2 times as fast as laptop alone, the best, with 0.5 times as many joules"
+    )
+    alike = replace(alone, latency_s=0.1296, energy_j=example.PLAN.energy_j)
+    assert headline.against(example.PLAN, alike) == (
+        "1.05 times as fast as laptop alone, the best, with as many joules"
     )
 
 
@@ -187,6 +191,10 @@ RECORDS = [
     COMPARED,
     Member(name="phone"),
 ]
+
+
+def test_a_comparison_is_its_table_wherever_it_is_written():
+    assert repr(COMPARED) == str(COMPARED) == text.compared(COMPARED)
 
 
 def test_many_plans_are_counted_not_listed():

@@ -4,6 +4,7 @@ takes seconds to import: not where tests are only collected.
 
 import lightning.pytorch as lightning
 import torch
+from transformers import BatchEncoding
 
 from potluck.integrations.lightning import HomeStrategy as HomeStrategy
 
@@ -45,6 +46,22 @@ class Autoencoder(Net):
     validation_step = None
 
 
+class Encoded(Net):
+    """Its batches are what a tokenizer of transformers gives: mappings whose parts are attributes,
+    too.
+    """
+
+    def loss(self, batch):
+        return torch.nn.functional.cross_entropy(self.head(self.body(batch.x)), batch["y"])
+
+    validation_step = None
+
+    @staticmethod
+    def encoded(rows):
+        """A batch of these rows."""
+        return BatchEncoding(torch.utils.data.default_collate(rows))
+
+
 class Heard(lightning.Callback):
     """Losses and validations as callbacks see them."""
 
@@ -58,11 +75,11 @@ class Heard(lightning.Callback):
         self.validations.append(float(trainer.callback_metrics["val_loss"]))
 
 
-def loader(rows=ROWS, *, alone=False):
+def loader(rows=ROWS, *, alone=False, **more):
     torch.manual_seed(1)
     x, y = torch.randn(rows, 8), torch.randint(0, 4, (rows,))
     data = list(x) if alone else [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
-    return torch.utils.data.DataLoader(data, batch_size=BATCH)
+    return torch.utils.data.DataLoader(data, batch_size=BATCH, **more)
 
 
 def trained(net, folder, *, data=None, checkpoint=None, **given):

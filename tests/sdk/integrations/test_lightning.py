@@ -69,6 +69,18 @@ def test_a_batch_may_be_one_tensor_and_a_step_give_a_mapping(made, pair, on_both
 
 
 @pytest.mark.long
+def test_a_batch_may_be_what_a_tokenizer_gives(made, pair, on_both, tmp_path):
+    theirs, ours = made.Encoded(), made.Encoded()
+    data = made.loader(collate_fn=made.Encoded.encoded)
+    alone = made.trained(theirs, tmp_path / "a", devices=1, data=data)
+    heard = made.trained(
+        ours, tmp_path / "b", strategy=made.HomeStrategy(pair, choose=on_both), data=data
+    )
+    assert heard.losses == pytest.approx(alone.losses, rel=1e-5)
+    made.check_weights(ours, theirs)
+
+
+@pytest.mark.long
 def test_steps_of_unlike_batches_are_said_not_to_be_lightnings(made, pair, on_both, tmp_path):
     strategy = made.HomeStrategy(pair, choose=on_both)
     with warnings.catch_warnings(record=True) as caught:

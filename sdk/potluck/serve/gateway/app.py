@@ -137,8 +137,9 @@ class GatewayRoutes:
     def _may(self, request: Request) -> bool:
         if not self._token or request.url.path == "/v2/health/live":
             return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_same = hmac.compare_digest(given.strip().encode(), self._token.encode())
+        return is_same and scheme.lower() == "bearer"  # RFC 7235, section 2.1
 
     # --- about ------------------------------------------------------------------------------------
 

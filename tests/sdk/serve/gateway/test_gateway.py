@@ -341,8 +341,10 @@ def test_a_token_is_asked_for_and_compared(net):
             body = json.dumps({"inputs": [ROW]}).encode()
             path = "/v2/models/birds/infer"
             assert answer_of(opened, "POST", path, body)[0] == 401
-            assert answer_of(opened, "POST", path, body, Authorization="Bearer wrong")[0] == 401
-            assert answer_of(opened, "POST", path, body, Authorization="Bearer sesame")[0] == 200
+            for wrong in ("Bearer wrong", "Bearer ", "sesame", "Basic sesame", "Bearer sesame x"):
+                assert answer_of(opened, "POST", path, body, Authorization=wrong)[0] == 401
+            for right in ("Bearer sesame", "bearer sesame", "BEARER  sesame"):
+                assert answer_of(opened, "POST", path, body, Authorization=right)[0] == 200
             assert answer_of(opened, "GET", "/metrics")[0] == 401
             assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
 
