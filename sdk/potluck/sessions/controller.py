@@ -293,7 +293,7 @@ class Controller:
             case Welcome():
                 self._welcome(event.device, peer, message, event.buffers)
             case Reading():
-                timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
+                timed = replace(message, at_s=peer.pulse.ours_s(message.at_s, self._now_s))
                 self._actions.append(Notification(device=event.device, message=timed))
             case Leaving() | Staying() | Available():
                 self._actions.append(Notification(device=event.device, message=message))

@@ -3,6 +3,7 @@ pongs. Pure.
 """
 
 from collections import deque
+from math import inf
 
 from potluck_wire.limits import PULSE_S
 from potluck_wire.messages import Ping, Pong
@@ -24,6 +25,7 @@ class Heartbeat:
         self._progress_s = now_s
         self._busy = False
         self._last_s = now_s
+        self._told_s = -inf, -inf  # the last moment that it told: by its clock, and by ours
 
     def receive(self, now_s: float) -> None:
         """Anything from the device shows that it lives."""
@@ -66,6 +68,17 @@ class Heartbeat:
     def offset_s(self) -> float | None:
         """Our clock minus the device's, from the fastest round trip: off by at most half of it."""
         return min(self._offsets)[1] if self._offsets else None
+
+    def ours_s(self, own_s: float, now_s: float) -> float:
+        """A moment of its clock by ours: now, until it has answered a ping. What it tells in order
+        stays in order, also where a faster round trip has set its clock back.
+        """
+        ours_s = now_s if self.offset_s is None else own_s + self.offset_s
+        before_own_s, before_s = self._told_s
+        if own_s >= before_own_s:
+            ours_s = max(ours_s, before_s)
+        self._told_s = own_s, ours_s
+        return ours_s
 
     @property
     def round_trip_s(self) -> float | None:

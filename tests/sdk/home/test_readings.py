@@ -2,11 +2,12 @@
 
 import pytest
 
+from potluck import Home
 from potluck.errors import HomeError
 from potluck.provenance import ASSUMED, MEASURED
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.internals import lab_of
-from potluck.testing.memory import memory_home
+from potluck.testing.memory import MemoryLab, memory_home
 
 POWER = (2.0, 10.0, 1.0)
 SPECS = [Spec(name="a", power=POWER), Spec(name="b", power=POWER)]
@@ -35,6 +36,20 @@ def test_readings_come_while_no_run_is_on_at_the_rate_that_was_chosen(metered_ho
     n_kept = len(metered_home.readings.history["a"])
     lab_of(metered_home).pass_time(5.0)
     assert len(metered_home.readings.history["a"]) == n_kept  # nobody wants any more
+
+
+def test_readings_asked_for_at_once_come_from_devices_whose_clocks_are_ahead_of_ours():
+    lab = MemoryLab(SPECS, metered=("a",))
+    with Home.over(lab) as home:
+        home.readings(rate_hz=10)
+        lab.pass_time(2.0)
+        history = home.readings.history
+        assert {name: len(kept) for name, kept in history.items()} == {
+            "a": pytest.approx(20, abs=2),
+            "b": pytest.approx(20, abs=2),
+        }
+        assert not home.readings.faults
+        assert all(abs(kept[0].at_s - kept[-1].at_s) < 3.0 for kept in history.values())
 
 
 def test_two_wishes_share_one_subscription_and_the_faster_one_decides(metered_home):

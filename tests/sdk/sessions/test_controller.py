@@ -5,6 +5,8 @@ wrong ends.
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play, finish
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
@@ -23,6 +25,7 @@ from potluck.sessions.events import (
     UplinkProbe,
 )
 from potluck.sessions.executions import FIRST_HUNG_S
+from potluck.sessions.heartbeat import Heartbeat
 from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck_agent.core.outbox import Settings
 from potluck_wire import messages as m
@@ -243,6 +246,35 @@ def test_a_reading_is_told_by_our_clock():
     play.receive("a", m.Reading(at_s=60.0, joules=3.0))
     ((_, heard),) = [(x.device, x.message) for x in play.actions if isinstance(x, Notification)]
     assert heard.at_s == pytest.approx(110.0)
+
+
+MOMENTS = st.lists(  # seconds that pass, how long the way there and back takes, and what comes
+    st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 0.3), st.floats(0.0, 0.3), st.booleans()),
+    max_size=30,
+)
+
+
+@given(ahead_s=st.floats(-1e6, 1e6), moments=MOMENTS)
+def test_readings_are_told_in_order_and_at_most_a_way_off_whenever_the_clocks_become_known(
+    ahead_s, moments
+):
+    pulse = Heartbeat(0.0)
+    now_s = 0.0
+    told = []
+    for passed_s, there_s, back_s, is_ping in moments:
+        now_s += passed_s
+        if is_ping:
+            ping = pulse.tick(now_s)
+            if ping is not None:
+                own_s = now_s + there_s + ahead_s
+                now_s += there_s + back_s
+                pulse.pong(m.Pong(seq=ping.seq, clock_s=own_s), now_s)
+        else:
+            true_s = now_s
+            now_s += back_s
+            told.append((true_s, pulse.ours_s(true_s + ahead_s, now_s)))
+    assert [at_s for _, at_s in told] == sorted(at_s for _, at_s in told)
+    assert all(abs(at_s - true_s) <= 0.3 + 1e-9 for true_s, at_s in told)
 
 
 def test_silence_is_noticed():
