@@ -1,5 +1,5 @@
-"""`python -m tests.security.report [--long]` runs the tests of all rows and writes their figures
-into SECURITY.md.
+"""`python -m tests.security.report [--long] [ROW ...]` runs the tests of all rows, or of these, and
+writes their figures into SECURITY.md.
 
 What a test notes with `record_property` ("faults", "inputs") is added up by row.
 """
@@ -7,6 +7,7 @@ What a test notes with `record_property` ("faults", "inputs") is added up by row
 import re
 import sys
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,12 +81,12 @@ class Counting:
             )
 
 
-def measure(*, long: bool) -> dict[str, Figures]:
-    """Run the tests of all rows once; ends the process where those of a row cannot run."""
+def measure(names: Collection[str], *, long: bool) -> dict[str, Figures]:
+    """Run the tests of these rows once; ends the process where those of a row cannot run."""
     counting = Counting()
-    tests = sorted({test for name in ROWS for test in proofs_of(name)})
+    tests = sorted({test for name in names for test in proofs_of(name)})
     code = pytest.main([*tests, "-q", *(() if long else ("-m", "not long"))], plugins=[counting])
-    found = {name: _figures(counting, proofs_of(name)) for name in ROWS}
+    found = {name: _figures(counting, proofs_of(name)) for name in names}
     untried = [name for name, figures in found.items() if not figures.passed + figures.failed]
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or untried:
         raise SystemExit(f"not written: pytest ended with {code!r}; no test of {untried} has run.")
@@ -100,8 +101,11 @@ def _figures(counting: Counting, tests: tuple[str, ...]) -> Figures:
 
 def main(arguments: list[str]) -> None:
     """Measure and write."""
-    figures = measure(long="--long" in arguments)
+    names = [name for name in arguments if name != "--long"]
+    if unknown := [name for name in names if name not in ROWS]:
+        raise SystemExit(f"no row is called {', '.join(unknown)}; there are {', '.join(ROWS)}.")
     text = TARGET.read_text()
+    figures = parse(text) | measure(names or ROWS, long="--long" in arguments)
     before, after = text[: text.index(START)], text[text.index(END) :]
     TARGET.write_text(f"{before}{START}\n{table(figures)}\n{after}")
 

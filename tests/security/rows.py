@@ -143,6 +143,7 @@ ROWS: dict[str, Row] = {
         "the last good file stays whole and loads; the error names the file",
         tests_of(
             "security/test_resume:test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one",
+            "sdk/run/test_spoiled_run_files:test_no_tensor_of_a_file_may_be_another_than_the_runs",
             "sdk/discover/test_keyring:test_a_corrupt_file_is_an_error_and_stays",
             "agent/test_keys:test_a_corrupt_key_file_is_an_error_and_stays_as_it_is",
         ),
@@ -261,6 +262,7 @@ ROWS: dict[str, Row] = {
             "agent/test_agent_process:test_broken_frames_of_a_paired_peer_are_answered_or_dropped",
             "agent/test_hostile_worker:test_the_agent_outlives_its_worker",
             "agent/core/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
+            "sdk/run/test_text:test_what_is_no_choice_of_tokens_ends_its_own_text_and_no_other",
         )
         + TAKEN_OVER_AGENTS,
     ),
@@ -434,8 +436,10 @@ ROWS: dict[str, Row] = {
             "sdk/serve/gateway/test_protocol:"
             "test_a_spoiled_request_is_read_or_refused_by_its_field "
             "test_json_that_takes_long_or_much_is_refused_before_it_is_read",
+            "sdk/serve/gateway/test_text:test_half_a_character_anywhere_is_answered_in_json",
         ),
-        "one JSON body of the largest size is read in one piece, up to a second",
+        "one JSON body of the largest size is read in one piece, up to a second; 500 handshakes of TLS "
+        "a second that never end, on two cores, have others wait for 5 to 15 s",
     ),
     "S17": Row(
         "a paired notebook asks for leases without end, or runs under names that are made up; a "
@@ -498,6 +502,7 @@ ROWS: dict[str, Row] = {
             "test_a_hostile_description_of_files_is_refused "
             "test_nobody_else_says_which_folder_is_read "
             "test_a_folder_is_said_from_the_root_on",
+            "sdk/test_odd_files:test_what_is_no_file_is_refused_by_its_name",
         ),
         "of files beyond 64 MiB, 64 pieces are compared with the notebook's; who may hand over can "
         "learn what is in the files of that folder",
@@ -568,7 +573,12 @@ ROWS: dict[str, Row] = {
         "are not its own; what is revoked ends at once; a grant computes and changes nothing; no "
         "path that cannot be is told on; others are answered meanwhile",
         tests_of(
+            "agent/core/test_core_parts:"
+            "test_what_does_not_hold_is_not_granted test_nobody_but_the_device_before_asks_for_a_part "
+            "test_values_of_a_part_are_those_that_were_granted "
+            "test_what_is_under_way_ends_where_its_part_is_granted_otherwise",
             "agent/core/test_core_grants:"
+            "test_what_is_kept_of_programs_to_be_asked_for_is_bounded "
             "test_refuses_by_name_before_anything_is_computed "
             "test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service "
             "test_a_granted_member_of_another_home_is_nobody_here "
