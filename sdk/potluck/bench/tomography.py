@@ -189,7 +189,7 @@ def errors_by_medium(
         for medium, _ in crossings(tree, flow):
             over.setdefault(medium, []).append(flow)
     for medium, sharing in over.items():
-        if isinstance(medium, tuple) and len(medium[0]) == 1:
+        if isinstance(medium, tuple) and len(medium[0]) == 1 and medium[1] != BOTH:
             continue  # one device's own port
         pairs = list(combinations(sharing, 2))
         true = _rates(tree, rates, pairs)

@@ -45,6 +45,13 @@ class Block:
         """All devices below it."""
         return frozenset().union(*(key_of(node) for node in self.nodes))
 
+    @property
+    def medium(self) -> "Key | Attachment":
+        """What its nodes share: of one node, which may be a site whose devices share another one,
+        its attachment.
+        """
+        return self.key if len(self.nodes) > 1 else (self.key, BOTH)
+
 
 @dataclass(frozen=True)
 class Site:
@@ -112,7 +119,7 @@ def crossings(tree: Site, flow: Flow) -> tuple[Crossing, ...]:
         break
     found: list[Crossing] = []
     if block is other and block.kind != PORT:
-        found.append((block.key, ((key_of(a), BOTH), (key_of(b), BOTH))))
+        found.append((block.medium, ((key_of(a), BOTH), (key_of(b), BOTH))))
     else:
         found += [_crossed(block, a, UP), _crossed(other, b, DOWN)]
     for node, name, way in ((a, source, UP), (b, target, DOWN)):
@@ -148,7 +155,7 @@ def seconds_per_byte(
 def bus_keys(tree: Site) -> frozenset[Key | Attachment]:
     """The media of all buses."""
     return frozenset(
-        block.key for site in sites(tree) for block in site.blocks if block.kind == BUS
+        block.medium for site in sites(tree) for block in site.blocks if block.kind == BUS
     )
 
 
@@ -236,7 +243,7 @@ def _crossed(block: Block, node: Node, way: str) -> Crossing:
     if block.kind == PORT:
         attachment = key_of(node), way
         return attachment, (attachment,)
-    return block.key, ((key_of(node), BOTH),)
+    return block.medium, ((key_of(node), BOTH),)
 
 
 def _units(ratios: Iterable[float]) -> int:
@@ -258,5 +265,5 @@ def name_of(medium: Key | Attachment) -> str:
     """
     if isinstance(medium, tuple):
         key, way = medium
-        return f"{' and '.join(sorted(key))} {way}"
+        return f"{' and '.join(sorted(key))} {'both ways' if way == BOTH else way}"
     return f"shared by {', '.join(sorted(medium))}"

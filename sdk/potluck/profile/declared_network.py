@@ -22,6 +22,7 @@ from potluck.profile.tomography import NOISE_FRAC, Observation, Tomography, Tree
 
 SURE = 4.0  # standard errors; what is further off is no noise
 CLEARLY = 16.0  # of a sum of squared errors, in standard deviations
+MOST_OF_NAME = 100  # of a row, of which each device gets one
 MAX_FLOWS = 3  # flows, the worst of them
 STEP = (
     "Correct home.network (or network.toml beside the keys) and give it back: "
@@ -44,6 +45,7 @@ def fitted(
     waits_s
         Per ordered pair, what small messages took.
     """
+    declared = declared.joined_by(declared.devices)
     fit = tomography.fitted(tree_of(declared))
     known, found = rates_of(declared), figures(fit, tomography.observations)
     contradictions = [*_of_rates(known, found)]
@@ -137,7 +139,7 @@ def _refitted(
         yield replace(row, up_bytes_per_s=quickest, stations=stations)
     elif row.kind == SWITCH and len(row.devices) > 1:
         for name in row.devices:
-            one = replace(row, name=f"{row.name}: {name}", devices=(name,))
+            one = replace(row, name=f"{row.name[:MOST_OF_NAME]}: {name}", devices=(name,))
             yield from _refitted(one, rows, rates)
     else:
         found = list(own.values())

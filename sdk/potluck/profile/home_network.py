@@ -8,7 +8,7 @@ are all among those of an uplink is behind it. An uplink whose devices are some 
 is one station of that air.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 
@@ -84,6 +84,8 @@ class SharedMedium:
                 f"one device alone shares no {self.kind}.",
                 "Make it a switch; without down_bytes_per_s both ways share its port.",
             )
+        if self.kind == UPLINK and len(self.devices) < 2:
+            raise self._wrong("one device alone has no uplink but its port.", "Make it a switch.")
         if self.kind in SHARED and self.down_bytes_per_s is not None:
             raise self._wrong(
                 f"an {self.kind} is one medium both ways, but down_bytes_per_s is given.",
@@ -180,15 +182,39 @@ class HomeNetwork(Tabular):
             if machine is not None and (machine not in speaking or name == machine):
                 speaking[machine] = name
         named = {name: machine for machine, name in speaking.items()}
-        return replace(self, media=tuple(_left(self.media, named)))
+        return replace(self, media=tuple(_left(self.media, named, set(machines.values()))))
 
     def joined_by(self, names: Iterable[str]) -> "HomeNetwork":
-        """The rows, and a port of its own for each of these devices that no row is about."""
-        new = [name for name in names if name not in self.devices]
+        """The rows, and a port of its own for each of these devices that none is about, but for
+        uplinks.
+        """
+        behind = {
+            (row.name, name)
+            for row in self.media
+            for uplink in self.media
+            if uplink.kind == UPLINK and set(uplink.devices) < set(row.devices)
+            for name in uplink.devices
+        }
+        joined = {
+            name
+            for row in self.media
+            for name in row.devices
+            if row.kind != UPLINK and (row.name, name) not in behind
+        }
+        taken = {row.name for row in self.media}
         ports = tuple(
-            SharedMedium(name=f"port of {name}", kind=SWITCH, devices=(name,)) for name in new
+            SharedMedium(name=_other(f"port of {name}", taken), kind=SWITCH, devices=(name,))
+            for name in names
+            if name not in joined
         )
         return replace(self, media=self.media + ports)
+
+
+def _other(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it that nobody has."""
+    while name in taken:
+        name += "'"
+    return name
 
 
 def check(media: tuple[SharedMedium, ...]) -> None:
@@ -255,18 +281,24 @@ def _check_pair(one: SharedMedium, other: SharedMedium, uplinks: list[set[str]])
         )
 
 
-def _left(media: tuple[SharedMedium, ...], machines: Mapping[str, str]) -> Iterator[SharedMedium]:
+def _left(
+    media: tuple[SharedMedium, ...], machines: Mapping[str, str], everybody: set[str]
+) -> Iterator[SharedMedium]:
     def left(row: SharedMedium) -> tuple[str, ...]:
         return tuple(dict.fromkeys(machines[name] for name in row.devices if name in machines))
 
-    behind: set[frozenset[str]] = set()
+    behind: set[frozenset[str]] = {frozenset(everybody)}  # nothing is on the other side
     uplinks = [row for row in media if row.kind == UPLINK]
+    rows, alone = list[SharedMedium](), dict[str, SharedMedium]()
     for row in media:
         devices = left(row)
         if not devices or (row.kind == UPLINK and frozenset(devices) in behind):
             continue
         if row.kind == UPLINK:
             behind.add(frozenset(devices))
+        if row.kind == UPLINK and len(devices) < 2:
+            alone[devices[0]] = replace(row, devices=devices, kind=SWITCH)
+            continue
         if row.kind in SHARED and any(
             set(uplink.devices) < set(row.devices) and set(devices) <= set(left(uplink))
             for uplink in uplinks
@@ -274,11 +306,35 @@ def _left(media: tuple[SharedMedium, ...], machines: Mapping[str, str]) -> Itera
             continue  # of its stations only that uplink is left
         stations = {machines[name]: it for name, it in row.stations.items() if name in machines}
         kind = SWITCH if row.kind in SHARED and len(devices) < 2 else row.kind
-        alone = stations.get(devices[0]) if kind != row.kind else None
-        yield replace(
-            row,
-            devices=devices,
-            kind=kind,
-            stations={} if kind != row.kind else stations,
-            up_bytes_per_s=alone or row.up_bytes_per_s,
+        own = stations.get(devices[0]) if kind != row.kind else None
+        rows.append(
+            replace(
+                row,
+                devices=devices,
+                kind=kind,
+                stations={} if kind != row.kind else stations,
+                up_bytes_per_s=own or row.up_bytes_per_s,
+            )
         )
+    yield from _joined(rows, alone)
+
+
+def _joined(rows: Sequence[SharedMedium], alone: dict[str, SharedMedium]) -> Iterator[SharedMedium]:
+    """The rows, and those of devices that are `alone` behind an uplink: it is the station of an
+    air, or the port, that such a device has.
+    """
+    for row in rows:
+        if row.kind in SHARED:
+            found = {name: alone.pop(name).up_bytes_per_s for name in row.devices if name in alone}
+            rates = {name: rate for name, rate in found.items() if rate is not None}
+            yield replace(row, stations={**row.stations, **rates})
+        elif row.kind == SWITCH:
+            for name in row.devices:
+                if name in alone and alone[name].up_bytes_per_s is None:
+                    alone[name] = replace(row, name=alone[name].name, devices=(name,))
+            others = tuple(name for name in row.devices if name not in alone)
+            if others:
+                yield replace(row, devices=others)
+        else:
+            yield row
+    yield from alone.values()

@@ -143,7 +143,8 @@ def media_of(document: HomeNetwork) -> dict[str, dict[str, str]]:
 
 
 def _title(row: SharedMedium, place: Place) -> str:
-    return row.name if place == frozenset(row.devices) else access_tree.name_of(place)
+    devices = frozenset(row.devices)
+    return row.name if place in (devices, (devices, BOTH)) else access_tree.name_of(place)
 
 
 def document_of(
@@ -261,7 +262,7 @@ def _places(row: SharedMedium, rows: Sequence[SharedMedium]) -> list[Place]:
     is_station = row.kind == UPLINK and any(
         air.kind in SHARED and set(row.devices) < set(air.devices) for air in rows
     )
-    return [] if is_station else [key if way == BOTH else (key, way) for key, way in own]
+    return [] if is_station else [*own]
 
 
 def _shared_row(block: Block, rates: Mapping[Attachment, Figure]) -> SharedMedium:

@@ -11,6 +11,7 @@ import pytest
 from potluck.display.network_views import drawing
 from potluck.errors import FileError, UserError
 from potluck.profile import access_tree
+from potluck.profile.access_tree import BOTH, DOWN, PORT, UP, Block, Site, ports
 from potluck.profile.home_network import (
     AIR,
     BUS,
@@ -111,7 +112,7 @@ def test_latencies_are_those_of_the_media_that_are_crossed():
         ([shared(AIR, "a", "b"), shared(BUS, "c", "d", name="air of a, b")], "two media"),
         ([shared(SWITCH, "a", "b", "c"), shared(UPLINK, "a", "b")], "among the ports"),
         ([shared(AIR, "a", "b", "c"), shared(UPLINK, "a", "b", up=1.0, down=1.0)], "a station of"),
-        ([shared(UPLINK, "a"), shared(UPLINK, "a", name="x")], "same devices"),
+        ([shared(UPLINK, "a", "b"), shared(UPLINK, "a", "b", name="x")], "same devices"),
         ([shared(SWITCH, "No Name")], "no name of a device"),
         ([shared(SWITCH, f"d{i}") for i in range(300)], "at most"),
     ],
@@ -126,6 +127,7 @@ def test_rows_that_no_home_has_are_refused(rows, pattern):
     [
         lambda: shared("radio", "a", "b"),
         lambda: shared(AIR, "a"),
+        lambda: shared(UPLINK, "a"),
         lambda: shared(AIR, "a", "b", up=1.0, down=1.0),
         lambda: shared(SWITCH, "a", "a"),
         lambda: shared(SWITCH),
@@ -228,8 +230,49 @@ def test_of_devices_that_are_gone_no_row_speaks():
     kinds = {row.devices: (row.kind, row.up_bytes_per_s.value) for row in smaller.media}
     assert kinds == {("p", "q"): (UPLINK, 2e6), ("n",): (SWITCH, 3e6)}
     together = document.about({"a": "box", "m": "box", "p": "p"})
-    assert {row.devices for row in together.media} == {("box", "p"), ("p",)}
+    (air,) = together.media  # of the uplink one device is left: a station as slow as it was
+    assert (air.devices, air.stations["p"].value) == (("box", "p"), 2e6)
     assert document.joined_by(["a", "z"]).media[-1].devices == ("z",)
+
+
+SITE = ("nas", "tv")
+UPLINKS = {
+    "nothing behind it is named": (PORT, PORT, ()),
+    "its ports are named": (PORT, PORT, (shared(SWITCH, *SITE, up=1e7, down=1e7),)),
+    "an air behind it": (PORT, AIR, (shared(AIR, *SITE, up=1e7),)),
+    "an air behind one medium both ways": (AIR, AIR, (shared(AIR, *SITE, up=1e7),)),
+}
+
+
+@pytest.mark.parametrize("gone", [(), ("tv",), ("pc",), ("pc", HOME)], ids=str)
+@pytest.mark.parametrize("case", UPLINKS)
+def test_plans_believe_what_was_measured_however_much_of_a_site_is_declared_or_left(case, gone):
+    way, inner, rows = UPLINKS[case]
+    ways = {PORT: (UP, DOWN), AIR: (BOTH,)}
+    site = ports(SITE) if inner == PORT else Site((Block(AIR, SITE),))
+    tree = Site((*ports(("pc", HOME)).blocks, Block(way, (site,))))
+    rates = {(frozenset((name,)), it): 1e8 for name in ("pc", HOME) for it in ways[PORT]}
+    rates |= {(frozenset((name,)), it): 1e7 for name in SITE for it in ways[inner]}
+    rates |= {(frozenset(SITE), it): 1e6 for it in ways[way]}
+    names = [name for name in ("pc", HOME, *SITE) if name not in gone]
+    uplink = shared(UPLINK, *SITE, up=1e6, down=1e6 if way == PORT else None)
+    document = HomeNetwork(media=(uplink, *rows), is_declared=True)
+    document = document.about({name: name for name in names}).joined_by(names)
+    tomography, rng = Tomography(names), random.Random(1)
+    while flows := tomography.next_probe():
+        tomography.add(measured(tree, rates, flows, rng, 0.02))
+    believed, _ = fitted(
+        document, tomography, {(a, b): (1e-3,) for a in names for b in names if a != b}
+    )
+    expected = access_tree.network(tree, rates, {}, names)
+    for pair in expected.paths:
+        assert believed.bandwidth(*pair) == pytest.approx(expected.bandwidth(*pair), rel=0.15)
+
+
+def test_an_uplink_both_ways_share_is_no_part_of_the_air_behind_it():
+    tree = Site((*ports(("pc",)).blocks, Block(AIR, (Site((Block(AIR, SITE),)),))))
+    media = [medium for medium, _ in access_tree.crossings(tree, ("nas", "pc"))]
+    assert len(set(media)) == len(media) == 3
 
 
 def seen(wiring, seed):
