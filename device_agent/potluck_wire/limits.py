@@ -103,6 +103,7 @@ MAX_LEASES = 64  # of one notebook, that a device knows: its latest, and all tha
 MAX_GRANTS = 64  # services of one notebook that can be asked for on a device
 MAX_ASKS = 64  # requests for them that are under way; a quarter of its executions
 MAX_ROWS = 65_536  # of one such request; batches of a service have 512
+MAX_ASKS_PER_S = 1e6  # of one row, that a member may be granted
 MIN_RUN_S = 1e-6  # that a service says one request takes
 MAX_LIMIT_S = 3600.0  # that it says an answer may take
 STANDING_S = 1.0  # between two `Standing`: the delay of state exchange

@@ -19,6 +19,7 @@ from potluck_wire.checks import boolean, integer, one_of, record, rows, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import (
+    MAX_ASKS_PER_S,
     MAX_DIMENSIONS,
     MAX_GRANTS,
     MAX_ITEMS,
@@ -323,7 +324,7 @@ def _is_member(name: object) -> bool:
 
 
 def _is_rate(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1e6  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= MAX_ASKS_PER_S  # type: ignore[operator]
 
 
 _INPUTS = rows(

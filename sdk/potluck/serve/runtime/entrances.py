@@ -25,7 +25,7 @@ from potluck.sessions.events import AskService, Payload, RequestAll, ServiceAnsw
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck_wire.documents import dump
-from potluck_wire.limits import MAX_LIMIT_S, MIN_RUN_S
+from potluck_wire.limits import MAX_ASKS_PER_S, MAX_LIMIT_S, MIN_RUN_S
 from potluck_wire.messages import GrantService
 from potluck_wire.version import ASK_ROWS, GRANTS, PARTS
 
@@ -379,8 +379,9 @@ def _payloads(
             peer = {"name": other, "asks_per_s": 1 / run_s, "hands_on": True}
             rows = {"rows": programs[-1][0].rows} if takes_rows else {}
             others.append({**peer, **rows})
-    # all of them are at work at once, each for another request
-    asks_per_s = len(one.parts) / run_s
+    # all of them are at work at once, each for another request; what the first one takes comes at
+    # once, as much as ends within the limit: more than a second's where the limit is longer
+    asks_per_s = min(MAX_ASKS_PER_S, len(one.parts) / run_s * max(1.0, limit_s))
     before: list[Mapping[str, Any]] = [
         {"name": name, "asks_per_s": asks_per_s, "hands_on": False} for name in one.devices
     ]

@@ -6,7 +6,7 @@ from tests.sdk.serve.runtime.test_devices_go import settled, until_back
 
 import potluck
 from potluck.errors import NotServed, PlanError, PotluckError
-from potluck.serve.runtime import serving
+from potluck.serve.runtime import entrances, serving
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
@@ -82,6 +82,22 @@ def test_the_first_of_them_is_an_entrance_and_asks_the_others(wide, memory):
         memory_of(home).kill(others[-1])
         with pytest.raises(PotluckError, match=others[-1]):
             service.at(first)(torch.randn(1, WIDTH))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_the_first_one_takes_at_once_the_others_take_too(wide, rows, monkeypatch):
+    net, model = wide
+    monkeypatch.setattr(entrances, "MIN_RUN_S", 0.5)  # of a batch, as in a slow home
+    with home_of(a="22 MiB", b="22 MiB", c="22 MiB") as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        first, *others = service.devices
+        assert len(others) == 2
+        entrance, x = service.at(first), torch.randn(rows, WIDTH)
+        answers = [entrance.ask(x) for _ in range(20)]
+        with torch.no_grad():
+            expected = net(x)
+        for answer in answers:
+            assert torch.allclose(answer.result().value, expected, atol=1e-6)
 
 
 def test_a_model_divided_inside_its_operators_has_an_entrance_too(wide):
