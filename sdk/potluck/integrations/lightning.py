@@ -70,6 +70,8 @@ class HomeStrategy(SingleDeviceStrategy):
         self._is_looked_at = False
         self._paths: tuple[Any, ...] = ()  # of the tensors of a batch, in order
         self._n_ahead = 0  # steps that devices took and the loop has not
+        self._settings: Any = None  # of the optimizer, with which they took the latest
+        self._is_last = False  # of its epoch, or of all
         self._batches: list[dict[str, torch.Tensor]] = []
         self._latest = torch.zeros(())
         self._resume: Path | None = None
@@ -126,8 +128,24 @@ class HomeStrategy(SingleDeviceStrategy):
         *args, **kwargs
             As Lightning has them.
         """
+        early = self._settings  # where the module called the closure by itself
         result = super().optimizer_step(*args, **kwargs)
-        self._n_ahead = max(0, self._n_ahead - 1)
+        if not self._n_ahead:
+            raise UserError(
+                "optimizer_step of the module takes more steps than one with its batch, and "
+                "devices took one.",
+                next_step="Have it call optimizer.step(closure=closure) once.",
+            )
+        self._n_ahead -= 1
+        if (early or self._settings) != _settings(self.optimizers[0]):
+            raise UserError(
+                "a setting of the optimizer was changed between the closure and its step, and "
+                "devices took the step with what it was.",
+                next_step="Change it before the closure is called, or after the step.",
+            )
+        self._settings = None
+        if self._is_looked_at or self._is_last:
+            self.fetch_weights()
         return result
 
     def _check_steps(self) -> None:
@@ -160,6 +178,8 @@ class HomeStrategy(SingleDeviceStrategy):
         trainer = module.trainer
         self._check_steps()
         self._batches.append(self._named(batch))
+        if len(self._batches) == 1:
+            self._marked().grad = torch.ones_like(self._marked())
         if len(self._batches) < trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return self._latest.clone()
         batches, self._batches = self._batches, []
@@ -176,9 +196,8 @@ class HomeStrategy(SingleDeviceStrategy):
             clip_value=float(limit) if limit and by_value else float("inf"),
         )
         self._n_ahead += 1
-        is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step + 1
-        if self._is_looked_at or is_last:
-            self.fetch_weights()
+        self._settings = _settings(self.optimizers[0])
+        self._is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step + 1
         self._latest = torch.tensor(history.losses[-1])
         return self._latest.clone()
 
@@ -236,8 +255,28 @@ class HomeStrategy(SingleDeviceStrategy):
             Is given back.
         *args, **kwargs
             Not used.
+
+        Raises
+        ------
+        UserError
+            The module keeps the gradients of the step before.
         """
+        assert self.lightning_module is not None
+        gradient, self._marked().grad = self._marked().grad, None
+        if gradient is not None and gradient.any():
+            raise UserError(
+                "optimizer_zero_grad of the module keeps gradients, and devices begin each step "
+                "without.",
+                next_step="Have it call optimizer.zero_grad() each time; to add up gradients of "
+                "several batches there is accumulate_grad_batches=.",
+            )
+        self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         return closure_loss
+
+    def _marked(self) -> torch.nn.Parameter:
+        """One whose gradient says whether the loop begins its step without any."""
+        parameter: torch.nn.Parameter = self.optimizers[0].param_groups[0]["params"][0]
+        return parameter
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """As of every strategy, on this machine."""
@@ -291,6 +330,18 @@ class HomeStrategy(SingleDeviceStrategy):
 
 
 ROWS = "labels"  # a model has a target: the step computes its loss of its inputs, and ignores it
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, but for its weights."""
+    return [
+        {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in optimizer.param_groups
+    ]
 
 
 def _unheard(*args: Any, **kwargs: Any) -> None:

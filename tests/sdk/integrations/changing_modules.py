@@ -149,6 +149,73 @@ class WarmUp(Plain):
         optimizer.param_groups[0]["lr"] = 0.2 * min(1.0, (self.trainer.global_step + 1) / 5)
 
 
+class TwoSteps(Plain):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        optimizer.step(closure=optimizer_closure)
+        optimizer.step()
+
+
+class RateByLoss(Plain):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        optimizer.param_groups[0]["lr"] = 0.1 * float(optimizer_closure())
+        optimizer.step()
+
+
+class RateBeforeBackward(Plain):
+    def on_before_backward(self, loss):
+        self.optimizers().param_groups[0]["lr"] = 0.1 * float(loss)
+
+
+class KeepsGradients(Plain):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        if batch_idx % 2:
+            optimizer.zero_grad()
+
+
+class ZerosGradients(Plain):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+
+class Looking(Plain):
+    """Averages the weights at one moment of a step, and has the average at the end."""
+
+    def on_train_start(self):
+        self.mean = [torch.zeros_like(parameter) for parameter in self.parameters()]
+
+    def look(self):
+        for mean, parameter in zip(self.mean, self.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.5)
+
+    def on_fit_end(self):
+        for mean, parameter in zip(self.mean, self.parameters(), strict=True):
+            parameter.data.copy_(mean)
+
+
+class BeforeZeroGrad(Looking):
+    def on_before_zero_grad(self, optimizer):
+        self.look()
+
+
+class BeforeBackward(Looking):
+    def on_before_backward(self, loss):
+        self.look()
+
+
+class BetweenClosureAndStep(Looking):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        optimizer_closure()
+        self.look()
+        optimizer.step()
+
+
+class Turned(Plain):
+    """Rows of a weight change places: the same numbers."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.head.weight.data.copy_(self.head.weight.flip(0))
+
+
 class Clamped(Plain):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         for parameter in self.parameters():
@@ -210,6 +277,15 @@ AROUND_A_STEP = {
     "gradients": (Gradients, None, "Gradients.on_after_backward looks at gradients"),
     "clipping": (Clipping, None, "configure_gradient_clipping looks at gradients"),
     "gradients in a callback": (Plain, GradientCallback, "on_before_optimizer_step looks at"),
+    "looks before gradients are zero": (BeforeZeroGrad, None, None),
+    "looks before the backward": (BeforeBackward, None, None),
+    "looks before the step": (BetweenClosureAndStep, None, None),
+    "gradients are zeroed": (ZerosGradients, None, None),
+    "gradients are kept": (KeepsGradients, None, "optimizer_zero_grad of the module keeps"),
+    "two steps": (TwoSteps, None, "takes more steps than one"),
+    "a rate by the loss": (RateByLoss, None, "changed between the closure and its step"),
+    "a rate before the backward": (RateBeforeBackward, None, "changed between the closure"),
+    "weights in another order": (Turned, None, "weight was changed in the module here"),
     "a step left out": (EverySecond, None, "has left out a step"),
     "weights": (Clamped, None, "weight was changed in the module here"),
     "weights after an epoch": (Plain, Halved, "weight was changed in the module here"),

@@ -14,7 +14,10 @@ NAMES = (
     *("no batch_idx", "notes", "a warm-up of its own", "averages", "averages of epochs", "step"),
     *("trainer", "a step left out by batch_idx", "attribute of the class", "tensor", "buffer"),
     *("attribute of a part", "mode", "freezes", "clipping", "gradients in a callback"),
-    *("a step left out", "weights after an epoch"),
+    *("a step left out", "weights after an epoch", "weights in another order", "two steps"),
+    *("looks before gradients are zero", "looks before the backward", "looks before the step"),
+    *("gradients are zeroed", "gradients are kept", "a rate by the loss"),
+    "a rate before the backward",
 )
 
 
