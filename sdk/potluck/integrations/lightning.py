@@ -127,6 +127,11 @@ class HomeStrategy(SingleDeviceStrategy):
         ----------
         *args, **kwargs
             As Lightning has them.
+
+        Raises
+        ------
+        UserError
+            It is one step more, or has other settings than the one that devices took.
         """
         early = self._settings  # where the module called the closure by itself
         result = super().optimizer_step(*args, **kwargs)
