@@ -192,4 +192,4 @@ def _content(tensor: torch.Tensor) -> tuple[int, int, int]:
     `.data` are seen, too, and numbers that change places.
     """
     bits = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return tensor.data_ptr(), tensor.numel(), zlib.crc32(memoryview(bits.cpu().numpy()))
+    return tensor.data_ptr(), tensor.numel(), zlib.crc32(bits.cpu().numpy().data)
