@@ -20,7 +20,7 @@ from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
-from potluck.graph.torch.state_names import as_module, load, unused
+from potluck.graph.torch.state_names import as_module, load, unshared, unused
 from potluck.optional_packages import needed
 from potluck_wire.graph import Graph, Parameter
 from potluck_wire.install_hints import install
@@ -538,11 +538,21 @@ class Model(Shown):
 
         return of_run(self._training.line.traced, state)
 
-    def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    def state_dict(
+        self, state: "Mapping[str, torch.Tensor]", *, unchanging: bool = False
+    ) -> "dict[str, torch.Tensor]":
         """The state of devices as the module's own `state_dict`, without what belongs to the
         loss.
+
+        Parameters
+        ----------
+        state
+            By the names of devices.
+        unchanging
+            It shares no memory with the module.
         """
-        return as_module(self._net, self._tensors(), state)
+        found = as_module(self._net, self._tensors(), state)
+        return unshared(self._net, found) if unchanging else found
 
     def unused_state(self) -> "dict[str, torch.Tensor]":
         """What of the module's state no device has any use for, by the module's own names."""

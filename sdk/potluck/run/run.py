@@ -703,7 +703,8 @@ class Run(Watched, Writes):
         UserError
             No average is kept.
         """
-        state = self._engine.model.state_dict(all_state(self._engine, ema=ema))
+        kept = all_state(self._engine, ema=ema)
+        state = self._engine.model.state_dict(kept, unchanging=True)
         return {**state, **self._engine.unused_of_file}
 
     def load_into(self, module: Any = None, *, ema: bool = False) -> None:

@@ -232,8 +232,10 @@ class OnnxModel(Model):
         tensors = self._trace.traced.tensors
         return {name: torch.from_numpy(np.array(tensors[name])) for name in self._weights}
 
-    def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """The same: its names are the file's."""
+    def state_dict(
+        self, state: "Mapping[str, torch.Tensor]", *, unchanging: bool = False
+    ) -> "dict[str, torch.Tensor]":
+        """The same: its names are the file's, and nothing else has its memory."""
         return dict(state)
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:

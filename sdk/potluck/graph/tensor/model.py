@@ -120,9 +120,11 @@ class DividedModel(Model):
                 found[name] = tensor
         return found | {name: joined_of(pieces) for name, pieces in parts.items()}
 
-    def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    def state_dict(
+        self, state: "Mapping[str, torch.Tensor]", *, unchanging: bool = False
+    ) -> "dict[str, torch.Tensor]":
         """The state of devices as the module's own `state_dict`: whole tensors."""
-        return self.whole.state_dict(self.joined(state))
+        return self.whole.state_dict(self.joined(state), unchanging=unchanging)
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Put the state of devices into the user's own module, and its loss."""

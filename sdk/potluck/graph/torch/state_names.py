@@ -37,11 +37,22 @@ def as_module(
     for key, tensor in net.state_dict(keep_vars=True).items():
         plain = device_name(key)
         name = plain if plain in state else name_of.get(id(tensor), plain)
-        value = state.get(name, tensor)
-        if hasattr(value, "detach") and value.data_ptr() == tensor.data_ptr():
-            value = value.detach().clone()  # the module's own, which may change
-        found[key] = value
+        own_value = tensor.detach() if hasattr(tensor, "detach") else tensor
+        found[key] = state.get(name, own_value)
     return found
+
+
+def unshared(net: "torch.nn.Module", found: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """What `as_module` found, with copies of the tensors that are the module's own: they may
+    change.
+    """
+    own = net.state_dict()
+    return {
+        key: tensor.clone()
+        if hasattr(tensor, "clone") and tensor.data_ptr() == own[key].data_ptr()
+        else tensor
+        for key, tensor in found.items()
+    }
 
 
 def unused(net: "torch.nn.Module", own: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
