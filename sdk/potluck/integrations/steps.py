@@ -5,10 +5,12 @@ the module here gets their weights when somebody looks at it.
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.errors import UserError
 from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE, Training
 
@@ -87,6 +89,7 @@ class Steps:
             optimizer=optimizer,
             resume=resume if resume is not None and resume.exists() else None,
         ).wait()
+        optimizer.state = _StateOnDevices(dict, optimizer.state)
 
     def take(
         self, batches: Sequence[Any], optimizer: "torch.optim.Optimizer", **limits: float
@@ -104,10 +107,14 @@ class Steps:
         ------
         ModelError
             The loop's module is not what it was.
+        UserError
+            Its optimizer has got another state.
         """
         assert self.run is not None  # deployed by the loop's first batch
         assert self._watched is not None
         self._watched.check()
+        if not isinstance(optimizer.state, _StateOnDevices):
+            _refuse_state()
         fit: Any = self.run.fit
         history: History = fit(
             batches, optimizer=optimizer, accumulate=len(batches), **limits
@@ -161,3 +168,20 @@ class Steps:
             self.run.close()
         self.run = self._watched = None
         self._is_stale = self._has_warned = False
+
+
+def _refuse_state(*args: Any, **kwargs: Any) -> Any:
+    raise UserError(
+        "the state of the optimizer was looked at or changed here, and it is on the devices.",
+        next_step="Begin without it by a new training; checkpoints keep it.",
+    )
+
+
+class _StateOnDevices(defaultdict[Any, Any]):
+    """What an optimizer keeps of its parameters while devices do: as it was at their beginning."""
+
+    __getitem__ = get = _refuse_state
+    __setitem__ = setdefault = _refuse_state
+    __delitem__ = clear = _refuse_state
+    pop = popitem = _refuse_state
+    update = _refuse_state

@@ -152,6 +152,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
             What the Trainer would divide by; the loss divides by what the model's own counts.
         """
         self.model.train()  # as the Trainer does with every batch
+        inputs = self._prepare_inputs(inputs)
         self._batches.append({name: torch.as_tensor(of).cpu() for name, of in inputs.items()})
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)

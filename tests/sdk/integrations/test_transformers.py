@@ -117,6 +117,12 @@ def test_a_callback_sees_the_weights_of_its_step(its, pair, on_both, tmp_path):
         assert torch.allclose(ours, theirs, atol=its.CLOSE)
 
 
+def test_what_a_trainer_of_ones_own_makes_of_a_batch_is_trained_on(its, pair, on_both, tmp_path):
+    alone = its.trained(its.masking(its.transformers.Trainer), tmp_path / "a")
+    here = its.trained(its.masking(its.HomeTrainer), tmp_path / "b", home=pair, choose=on_both)
+    its.check_alike(here, alone)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "says"),
@@ -125,6 +131,9 @@ def test_a_callback_sees_the_weights_of_its_step(its, pair, on_both, tmp_path):
         ("Clamped", "weight was changed in the module here"),
         ("Halved", "weight was changed in the module here"),
         ("Thawed", "is trained now"),
+        ("Forgotten", "state of the optimizer was looked at or changed"),
+        ("Reloaded", "state of the optimizer was looked at or changed"),
+        ("Moments", "state of the optimizer was looked at or changed"),
         ("Gradients", "Gradients.on_pre_optimizer_step looks at gradients"),
     ],
 )

@@ -149,7 +149,34 @@ class Attribute(transformers.TrainerCallback):
         model.scale = 1.0 + state.global_step
 
 
+class Forgotten(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, *, optimizer, **kwargs):
+        if state.global_step == 2:
+            optimizer.state.clear()
+
+
+class Reloaded(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, *, optimizer, **kwargs):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+class Moments(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, *, optimizer, model, **kwargs):
+        assert optimizer.state[model.head.weight]["exp_avg"].norm() > 0
+
+
 class Gradients(transformers.TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, *, model, **kwargs):
         for parameter in model.parameters():
             parameter.grad.mul_(0.1)
+
+
+def masking(kind):
+    """The same, which makes another batch of each."""
+
+    class Masking(kind):
+        def _prepare_inputs(self, inputs):
+            inputs = super()._prepare_inputs(inputs)
+            return inputs | {"input_ids": inputs["input_ids"] * (inputs["input_ids"] > 9)}
+
+    return Masking
