@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from math import inf
+from os import PathLike
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from potluck.errors import FileError
+from potluck.errors import FileError, UserError
 from potluck_wire.file_reading import read_file
 
 if sys.version_info >= (3, 11):
@@ -32,6 +33,27 @@ _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_DEPTH}}}", re.ASCII)
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 NEXT_STEP = "Mend it, or get it again from where it came."
+
+
+def file_path(path: Any) -> Path:
+    """The path that a user gave for a file or a folder.
+
+    Parameters
+    ----------
+    path
+        A text or a path.
+
+    Raises
+    ------
+    UserError
+        It is something else, or no file can be called so.
+    """
+    if not isinstance(path, str | PathLike) or not str(path) or "\0" in str(path):
+        raise UserError(
+            f"a file's path is a text or a pathlib.Path, got {path!r:.200}.",
+            next_step="Give one, such as 'home.csv'.",
+        )
+    return Path(path)
 
 
 def read_json(text: str | bytes, file: str, *, most_values: int = MAX_VALUES) -> Any:

@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 import potluck
+from potluck.display import trace_viewer
+from potluck.display.html import save_picture
+from potluck.display.png import save_png
+from potluck.display.scene import Scene, save_svg
 from potluck.errors import PotluckError
 from potluck.lab import scenario
 from potluck.planning.api import load_plan
 from potluck.profile import library, network_file
 from potluck.run import checkpoint
+from potluck.sessions.metering import Metering
+from potluck.sessions.readings import Readings
+
+SCENE = Scene(width=9.0, height=9.0, title="nothing")
 
 LOADERS = {
     "a plan": lambda path: load_plan(path),
@@ -23,9 +31,18 @@ LOADERS = {
     "a graph": lambda path: library.load_model(path),
     "a script": lambda path: scenario.read(path),
     "a model": lambda path: potluck.Model.from_onnx(path),
+    "a stored model": lambda path: potluck.Model.load(path),
     "a run": lambda path: checkpoint.load(path),
     "a step": lambda path: checkpoint.step_of(path),
 }
+SAVERS = {
+    "readings": lambda path: Readings(Metering(None, tuple), dict).to_csv(path),
+    "a picture": lambda path: save_svg(SCENE, path),
+    "a painted picture": lambda path: save_png(SCENE, path),
+    "a page": lambda path: save_picture(path, SCENE, ""),
+    "a trace": lambda path: trace_viewer.save(path, "none"),
+}
+CALLS = {name: LOADERS[name] for name in LOADERS if name not in ("a run", "a step")} | SAVERS
 
 
 def a_pipe(path: Path) -> None:
@@ -78,3 +95,11 @@ def test_what_is_no_file_is_refused_by_its_name(folder, make, load):
         load(path)
     if n_open:
         assert len(os.listdir("/proc/self/fd")) == n_open
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a.toml", "", "a\0b.toml"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_is_no_path_is_refused_in_words(folder, call, path):
+    with pytest.raises(PotluckError):
+        call(path)
+    assert not [*folder.iterdir()]

@@ -106,7 +106,7 @@ def _try_plans(
     for chosen in _different(make_plans(problem), n_plans):
         run = home.deploy(chosen, model, optimizer=AdamW(LEARNING_RATE)).wait()
         try:
-            run.fit(list(batches)).wait()
+            run.fit(list(batches), adapt=False).wait()
             compared = run.compare()
         finally:
             run.close()

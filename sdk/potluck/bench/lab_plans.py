@@ -93,7 +93,7 @@ def _tried(
     run = home.deploy(plan, model, optimizer=optimizer, schedule=schedule).wait()
     try:
         if case.at_once == 0:
-            run.fit([(images, labels)] * int(settings["steps"])).wait()
+            run.fit([(images, labels)] * int(settings["steps"]), adapt=False).wait()
         elif case.at_once == 1:
             for _ in range(int(settings["requests"])):
                 run(images)

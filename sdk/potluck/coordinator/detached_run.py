@@ -13,6 +13,7 @@ from potluck.coordinator.journal import FAILED, TRAINING, WAITING
 from potluck.coordinator.leader_client import LeaderClient
 from potluck.coordinator.state_size import check_size
 from potluck.display_hooks import Shown
+from potluck.documents import file_path
 from potluck.errors import FileError, HomeError, UserError
 from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
@@ -207,7 +208,7 @@ class DetachedRun(Shown):
         """
         from potluck.run.checkpoint import load
 
-        path, coming = Path(path), Path(f"{path}.part")
+        path, coming = file_path(path), Path(f"{path}.part")
         try:
             with coming.open("wb") as out:
                 answer, data = self._who.ask("read", job=self.job)

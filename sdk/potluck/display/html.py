@@ -19,6 +19,7 @@ from potluck.display.palette import PALETTE
 from potluck.display.png import save_png
 from potluck.display.scene import Scene, save_svg
 from potluck.display.tables import Bar, Cell, Heat, Table
+from potluck.documents import file_path
 from potluck.records import Device, Layer, Plan, Problem, Trace
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def save_picture(path: str | Path, scene: Scene, fragment: str) -> Path:
     """Write a picture as a file: .png, .svg, or anything else as a page with `fragment`, which
     shows it too.
     """
-    match Path(path).suffix:
+    match file_path(path).suffix:
         case ".png":
             return save_png(scene, path)
         case ".svg":

@@ -8,6 +8,7 @@ from typing import Any
 
 from potluck.display.palette import INK, PAPER
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, paint
+from potluck.documents import file_path, put_in_place
 from potluck.errors import UserError
 from potluck.sanitized_text import harmless
 
@@ -41,8 +42,10 @@ def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
         axes.axis("off")
         for order, item in enumerate(scene.items):
             _paint(axes, item, order)
-        figure.savefig(path, dpi=DPI * scale, metadata={"Title": harmless(scene.title)})
-    return Path(path)
+        with put_in_place(file_path(path)) as part:
+            title = {"Title": harmless(scene.title)}
+            figure.savefig(part, format="png", dpi=DPI * scale, metadata=title)
+    return file_path(path)
 
 
 def _colour(name: str, opacity: float = 1.0) -> tuple[str, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck import records
 from potluck.display_hooks import Shown
+from potluck.documents import file_path
 from potluck.errors import ModelError
 from potluck.graph.cautions import cautions, notes_of
 from potluck.graph.partition.cuts import Linearization, line
@@ -280,12 +281,13 @@ class Model(Shown):
         """
         from potluck.graph.onnx.file import read_bytes
 
-        data = read_bytes(Path(path))  # a wrong path is told also where the package onnx is missing
+        path = file_path(path)
+        data = read_bytes(path)  # a wrong path is told also where the package onnx is missing
         with needed():
             from potluck.graph.onnx.model import OnnxModel
 
         return OnnxModel.read(
-            Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below
+            path, data, sizes=sizes, max_layers=max_layers, merge_below=merge_below
         )
 
     def save(self, path: str | Path) -> None:
@@ -305,7 +307,7 @@ class Model(Shown):
         """
         from potluck.graph.model_file import save_model
 
-        save_model(self, Path(path))
+        save_model(self, file_path(path))
 
     @staticmethod
     def load(path: str | Path) -> "Model":
@@ -326,7 +328,7 @@ class Model(Shown):
         """
         from potluck.graph.model_file import load_model
 
-        return load_model(Path(path))
+        return load_model(file_path(path))
 
     def divided(
         self,

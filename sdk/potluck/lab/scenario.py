@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import read_text, read_toml
+from potluck.documents import file_path, read_text, read_toml
 from potluck.errors import FileError, UserError
 from potluck.units import parse_rate
 
@@ -155,8 +155,8 @@ def read(script: Script) -> tuple[ScenarioEvent, ...]:
     FileError
         A file that cannot be read, a field that is missing or unknown.
     """
-    if isinstance(script, str | Path):
-        return _in_order(_from_file(Path(script)))
+    if isinstance(script, str | bytes | Path) or not isinstance(script, Iterable):
+        return _in_order(_from_file(file_path(script)))
     return _in_order(script)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from potluck.documents import read_text, write_text
+from potluck.documents import file_path, read_text, write_text
 from potluck.errors import FileError, Infeasible, UserError
 from potluck.handle import Handle, resolved
 from potluck.records import Inference, Plan, Problem, QoE, Training
@@ -263,7 +263,7 @@ def load_plan(path: str | Path) -> Plan:
     from potluck.planning.text import loads
 
     try:
-        text = read_text(Path(path))
+        text = read_text(file_path(path))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "it is no text")
         raise FileError(f"cannot read the plan {path}: {why}.", path=str(path)) from error
@@ -280,5 +280,5 @@ def save_plan(plan: Plan, path: str | Path) -> Path:
     """
     from potluck.planning.text import dumps
 
-    write_text(Path(path), dumps(plan))
-    return Path(path)
+    write_text(file_path(path), dumps(plan))
+    return file_path(path)

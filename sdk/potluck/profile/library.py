@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from potluck.documents import read_text, read_toml
+from potluck.documents import file_path, read_text, read_toml
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.roofline import copy_bytes_per_s
@@ -465,8 +465,9 @@ def folder() -> Path:
 
 
 def _resolve(kind: str, name: str | Path) -> Path:
+    path = file_path(name)
     is_path = isinstance(name, Path) or _is_path(name)
-    return Path(name) if is_path else file_of(kind, str(name))
+    return path if is_path else file_of(kind, str(name))
 
 
 def _is_path(name: str) -> bool:

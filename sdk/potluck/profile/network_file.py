@@ -8,7 +8,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import NEXT_STEP, read_text, read_toml, write_whole
+from potluck.documents import NEXT_STEP, file_path, read_text, read_toml, write_whole
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
 from potluck.profile.network import network_of
@@ -41,7 +41,7 @@ def load_network(path: str | Path) -> HomeNetwork:
     FileError
         It cannot be read, or says what cannot be: file and field, what was expected and got.
     """
-    path = Path(path)
+    path = file_path(path)
     try:
         text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +70,7 @@ def save_network(document: HomeNetwork, path: str | Path) -> None:
     FileError
         It cannot be written.
     """
-    write_whole(Path(path), as_toml(document))
+    write_whole(file_path(path), as_toml(document))
 
 
 def declared(network: Any, folder: Path | None) -> HomeNetwork | None:

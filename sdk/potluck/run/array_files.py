@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from potluck.documents import file_path
 from potluck.errors import FileError, UserError
 from potluck.run.array_file import ArrayFile, open_array
 
@@ -163,7 +164,7 @@ class ArrayFiles:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = file_path(folder)
         self._keys = tuple(arrays) if isinstance(arrays, Mapping) else None
         names = [*(arrays.values() if isinstance(arrays, Mapping) else arrays)]
         if isinstance(arrays, str) or not 1 <= len(names) <= MAX_ARRAYS:

@@ -8,6 +8,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import file_path
 from potluck.errors import StopTraining, UserError
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
@@ -44,6 +45,8 @@ class FitCallbacks:
                     next_step="log=torch.utils.tensorboard.SummaryWriter(), or a run of wandb",
                 )
         _check_save(self.save_to, self.save_every)
+        if self.save_to is not None:
+            file_path(self.save_to)
 
     @property
     def loggers(self) -> Sequence[Any]:

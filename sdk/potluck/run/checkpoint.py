@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.documents import holds, read_json
+from potluck.documents import file_path, holds, read_json
 from potluck.errors import FileError, PotluckError
 from potluck.planning.text import dumps, loads
 from potluck.records import Plan
@@ -58,7 +58,7 @@ class Checkpoint:
     wanted: Plan | None = None
 
 
-def save(path: Path, checkpoint: Checkpoint) -> None:
+def save(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write the file; an older one of that name stays whole until the new one is.
 
     Raises
@@ -87,7 +87,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         tensors |= {_LOADER + name: tensor for name, tensor in loader_tensors.items()}
     if checkpoint.schedule is not None:
         metadata["schedule"] = json.dumps(asdict(checkpoint.schedule))
-    write_tensors(path, tensors, metadata)
+    write_tensors(file_path(path), tensors, metadata)
 
 
 def load(path: Path) -> Checkpoint:

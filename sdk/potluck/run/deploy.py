@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.lightweight_replay import POLICIES, SOONEST
+from potluck.documents import file_path
 from potluck.errors import FileError, UserError
 from potluck.handle import Task
 from potluck.records import Plan
@@ -92,7 +93,7 @@ def deploy(
     check_protect(protect, training=plan.training)
     source = source_of(model, optimizer) if optimizer is not None else None
     model.check_as_traced(train=plan.training)
-    saved = _saved_run(Path(resume), model, source) if resume is not None else None
+    saved = _saved_run(file_path(resume), model, source) if resume is not None else None
     task.update(0.1, "loading the plan")
     usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
     chosen = (source.update if source is not None else usual) if plan.training else None

@@ -781,7 +781,7 @@ class Run(Watched, Writes):
             It cannot be written; nothing is left behind.
         """
         saved = checkpoint_of(self._engine, latest=latest, patience_s=patience_s)
-        checkpoint.save(Path(path), saved)
+        checkpoint.save(path, saved)
         return saved.step
 
     @property

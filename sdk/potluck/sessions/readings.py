@@ -6,7 +6,7 @@ import csv
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from io import StringIO
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from potluck import display_hooks
 from potluck.display_hooks import Shown
-from potluck.documents import write_text
+from potluck.documents import file_path, write_text
 from potluck.errors import DeviceGone, HomeError, UserError
 from potluck.sanitized_text import who_is_here
 from potluck.sessions.metering import Metering
@@ -240,8 +240,8 @@ class Readings(Shown):
         writer.writerow(names)
         for reading in rows:
             writer.writerow([_cell(getattr(reading, name)) for name in names])
-        write_text(Path(path), table.getvalue())
-        return Path(path)
+        write_text(file_path(path), table.getvalue())
+        return file_path(path)
 
     def __repr__(self) -> str:
         return display_hooks.text(self)
@@ -307,9 +307,10 @@ class Readings(Shown):
                 f"{rate_hz!r} readings a second are not possible; 1/3600 to {MAX_RATE_HZ:g} are.",
                 next_step="home.readings(rate_hz=10)",
             )
-        if isinstance(devices, str):
+        if isinstance(devices, str) or not isinstance(devices, Iterable | None):
             raise UserError(
-                f"devices are a list of names, got {devices!r}.", next_step=f"devices=[{devices!r}]"
+                f"devices are a list of names, got {devices!r}.",
+                next_step=f"devices=[{str(devices)!r}]",
             )
         known = self._known()
         for name in devices or ():
