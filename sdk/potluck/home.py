@@ -461,7 +461,7 @@ class Home(SharedHome, Shown):
             if devices is None:
                 self._profiles[model.signature] = measured
                 self._network = measured.document
-                keep_network(self._network, self._folder)
+                keep_network(self._network, self._folder, known)
             return measured
 
         return self._follow(Handle(in_turn(self._measuring, work), f"profiling {name_of(model)}"))

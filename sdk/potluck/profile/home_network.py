@@ -184,6 +184,20 @@ class HomeNetwork(Tabular):
         named = {name: machine for machine, name in speaking.items()}
         return replace(self, media=tuple(_left(self.media, named, set(machines.values()))))
 
+    def refreshed_by(self, measured: "HomeNetwork") -> "HomeNetwork":
+        """All its rows, with the figures that were measured of those that are still there, and the
+        rows of devices that it does not know.
+
+        Parameters
+        ----------
+        measured
+            Of some of the devices.
+        """
+        found = {(row.name, row.kind): row for row in measured.media}
+        rows = tuple(_refreshed(row, found.get((row.name, row.kind))) for row in self.media)
+        new = (row for row in measured.media if not set(row.devices) & set(self.devices))
+        return replace(self, media=(*rows, *new))
+
     def joined_by(self, names: Iterable[str]) -> "HomeNetwork":
         """The rows, and a port of its own for each of these devices that none is about, but for
         uplinks.
@@ -208,6 +222,20 @@ class HomeNetwork(Tabular):
             if name not in joined
         )
         return replace(self, media=self.media + ports)
+
+
+def _refreshed(row: SharedMedium, new: SharedMedium | None) -> SharedMedium:
+    """The row with the figures of a newer one of some of its devices."""
+    if new is None:
+        return row
+    return replace(
+        row,
+        up_bytes_per_s=new.up_bytes_per_s or row.up_bytes_per_s,
+        down_bytes_per_s=new.down_bytes_per_s or row.down_bytes_per_s,
+        latency_s=new.latency_s or row.latency_s,
+        jitter_s=row.jitter_s if new.jitter_s is None else new.jitter_s,
+        stations={**row.stations} | {n: it for n, it in new.stations.items() if n in row.devices},
+    )
 
 
 def _other(name: str, taken: Collection[str]) -> str:
@@ -323,18 +351,35 @@ def _joined(rows: Sequence[SharedMedium], alone: dict[str, SharedMedium]) -> Ite
     """The rows, and those of devices that are `alone` behind an uplink: it is the station of an
     air, or the port, that such a device has.
     """
+    ports = {name: row for row in rows if row.kind == SWITCH for name in row.devices}
+    alone |= {name: _in_series(alone[name], ports[name]) for name in alone if name in ports}
+    behind = set(alone)
     for row in rows:
         if row.kind in SHARED:
-            found = {name: alone.pop(name).up_bytes_per_s for name in row.devices if name in alone}
-            rates = {name: rate for name, rate in found.items() if rate is not None}
+            found = {name: alone.pop(name).rates for name in row.devices if name in alone}
+            rates = {name: _slowest(*each.values()) for name, each in found.items() if each}
             yield replace(row, stations={**row.stations, **rates})
         elif row.kind == SWITCH:
-            for name in row.devices:
-                if name in alone and alone[name].up_bytes_per_s is None:
-                    alone[name] = replace(row, name=alone[name].name, devices=(name,))
-            others = tuple(name for name in row.devices if name not in alone)
+            others = tuple(name for name in row.devices if name not in behind)
             if others:
                 yield replace(row, devices=others)
         else:
             yield row
     yield from alone.values()
+
+
+def _in_series(uplink: SharedMedium, port: SharedMedium) -> SharedMedium:
+    """A port as slow as both."""
+    rows = (uplink, port)
+    ups = [row.up_bytes_per_s for row in rows if row.up_bytes_per_s is not None]
+    downs = [row.down_bytes_per_s or row.up_bytes_per_s for row in rows if row.up_bytes_per_s]
+    is_half = all(row.down_bytes_per_s is None for row in rows)
+    return replace(
+        uplink,
+        up_bytes_per_s=_slowest(*ups) if ups else None,
+        down_bytes_per_s=None if is_half else _slowest(*filter(None, downs)),
+    )
+
+
+def _slowest(*rates: Figure) -> Figure:
+    return min(rates, key=lambda rate: rate.value)

@@ -137,8 +137,11 @@ def kept_network(folder: Path | None) -> HomeNetwork | None:
     return load_network(path) if path is not None and path.exists() else None
 
 
-def keep_network(document: HomeNetwork | None, folder: Path | None) -> None:
-    """Keep the document in the folder of the keys, where both are there.
+def keep_network(
+    document: HomeNetwork | None, folder: Path | None, known: HomeNetwork | None = None
+) -> None:
+    """Keep the document in the folder of the keys, where both are there; with what was declared of
+    devices that are away.
 
     Parameters
     ----------
@@ -146,6 +149,8 @@ def keep_network(document: HomeNetwork | None, folder: Path | None) -> None:
         What was measured.
     folder
         Of the keys; None where there are none.
+    known
+        What the owner has declared; default: what is kept there and declared.
 
     Raises
     ------
@@ -153,6 +158,9 @@ def keep_network(document: HomeNetwork | None, folder: Path | None) -> None:
         It cannot be written.
     """
     if document is not None and document.media and folder is not None:
+        known = known or declared(None, folder)
+        if known is not None and not set(known.devices) <= set(document.devices):
+            document = known.refreshed_by(document)
         save_network(document, folder / FILE)
 
 

@@ -4,6 +4,7 @@ is named.
 
 import random
 from dataclasses import replace
+from itertools import permutations
 from math import inf
 
 import pytest
@@ -15,6 +16,7 @@ from potluck.profile.access_tree import BOTH, DOWN, PORT, UP, Block, Site, ports
 from potluck.profile.home_network import (
     AIR,
     BUS,
+    LEARNED,
     MEASURED,
     SWITCH,
     UPLINK,
@@ -22,7 +24,14 @@ from potluck.profile.home_network import (
     HomeNetwork,
     SharedMedium,
 )
-from potluck.profile.network_file import as_toml, declared, load_network, save_network
+from potluck.profile.network_file import (
+    FILE,
+    as_toml,
+    declared,
+    keep_network,
+    load_network,
+    save_network,
+)
 from potluck.records import HOME
 
 pytest.importorskip("numpy")
@@ -233,6 +242,46 @@ def test_of_devices_that_are_gone_no_row_speaks():
     (air,) = together.media  # of the uplink one device is left: a station as slow as it was
     assert (air.devices, air.stations["p"].value) == (("box", "p"), 2e6)
     assert document.joined_by(["a", "z"]).media[-1].devices == ("z",)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("n_gone", range(1, 6))
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_whoever_leaves_the_others_have_a_network(wiring, n_gone):
+    for seed in range(10):
+        names, *_, document = drawn_document(wiring, seed)
+        here = random.Random(seed).sample(names, max(2, len(names) - n_gone))
+        left = document.about({name: name for name in here}).joined_by(here)
+        for a, b in permutations(here, 2):
+            there, back = document.bandwidth(a, b), document.bandwidth(b, a)
+            # a station of an air has one rate for both ways: the slower one
+            assert 0.999 * min(there, back) <= left.bandwidth(a, b) <= 1.001 * there, (seed, a, b)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_what_was_declared_of_devices_that_are_away_is_kept(wiring, seed, tmp_path):
+    names, *_, document = drawn_document(wiring, seed)
+    document = replace(document, is_declared=True)
+    save_network(document, tmp_path / FILE)
+    here = random.Random(seed).sample(names, len(names) - 2)
+    now = document.about({name: name for name in here}).joined_by([*here, "new"])
+    learned = Figure(value=5e5, source=LEARNED)
+    rows = tuple(replace(row, up_bytes_per_s=learned) for row in now.media)
+    keep_network(replace(now, media=rows), tmp_path)
+    kept = load_network(tmp_path / FILE)
+    assert kept.is_declared
+    assert set(kept.devices) == {*document.devices, "new"}
+    before = {(row.name, row.kind): row for row in document.media}
+    for row in kept.media:
+        old = before.pop((row.name, row.kind), None)
+        is_here = any((row.name, row.kind) == (each.name, each.kind) for each in rows)
+        assert (row.up_bytes_per_s == learned) if is_here else row == old
+        assert old is None or row.devices == old.devices
+    assert not before
+    everybody = kept.about({name: name for name in names})
+    assert {row.devices for row in everybody.media} == {row.devices for row in document.media}
 
 
 SITE = ("nas", "tv")
