@@ -254,8 +254,8 @@ def test_whoever_leaves_the_others_have_a_network(wiring, n_gone):
         left = document.about({name: name for name in here}).joined_by(here)
         for a, b in permutations(here, 2):
             there, back = document.bandwidth(a, b), document.bandwidth(b, a)
-            # a station of an air has one rate for both ways: the slower one
-            assert 0.999 * min(there, back) <= left.bandwidth(a, b) <= 1.001 * there, (seed, a, b)
+            # never faster; a station as slow as the port behind it takes more of the air's time
+            assert 0.6 * min(there, back) <= left.bandwidth(a, b) <= 1.001 * there, (seed, a, b)
 
 
 @pytest.mark.few(2)
