@@ -9,6 +9,7 @@ from potluck import units
 from potluck.display import axes
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Scene, Text, legend
+from potluck.display.tables import energy_of
 from potluck.records import Plan
 
 WIDTH, HEIGHT = 640.0, 320.0
@@ -86,7 +87,7 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
     # the front on top
     for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):
         on_front = (ms, joules) in front
-        label = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
+        label = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {energy_of(plan)}"
         items.append(
             Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=label)
         )

@@ -11,6 +11,7 @@ from potluck.errors import Infeasible
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import alike
 from potluck.planning.evaluate import excess_bytes
+from potluck.provenance import marked
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, footprint
 
@@ -21,12 +22,19 @@ GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One limit that a plan does not hold."""
+    """One limit that a plan does not hold; `mark`: where joules come from (see `provenance`)."""
 
     limit: str  # "memory", "rows", "latency", "energy" or "device energy"
     needed: float
     available: float
     device: str = ""
+    mark: str = ""
+
+    @property
+    def need(self) -> str:
+        """Seconds or joules that are needed, in words."""
+        figure = f"{self.needed:.4g} {'s' if self.limit == 'latency' else 'J'}"
+        return marked(figure, self.mark)
 
 
 def breaches(problem: Problem, plan: Plan) -> list[Breach]:
@@ -41,10 +49,11 @@ def breaches(problem: Problem, plan: Plan) -> list[Breach]:
     if qoe.latency_s is not None and plan.latency_s is not None and plan.latency_s > qoe.latency_s:
         found.append(Breach("latency", plan.latency_s, qoe.latency_s))
     if qoe.energy_j is not None and plan.energy_j is not None and plan.energy_j > qoe.energy_j:
-        found.append(Breach("energy", plan.energy_j, qoe.energy_j))
+        found.append(Breach("energy", plan.energy_j, qoe.energy_j, mark=plan.energy_source))
     for name, limit in qoe.device_energy_j.items():
         if plan.device_energy_j.get(name, 0.0) > limit:
-            found.append(Breach("device energy", plan.device_energy_j[name], limit, name))
+            mark = problem.device(name).power_mark
+            found.append(Breach("device energy", plan.device_energy_j[name], limit, name, mark))
     return sorted(found, key=_excess, reverse=True)
 
 
@@ -71,7 +80,7 @@ def no_plan(breach: Breach, problem: Problem) -> Infeasible:
     """The error where a bound (`needed`) proves that no plan holds a limit on latency or energy."""
     unit = "s" if breach.limit == "latency" else "J"
     return Infeasible(
-        f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per "
+        f"Every plan for {problem.model} needs more than {breach.need} per "
         f"{_one(problem)}; the {breach.limit} limit is {breach.available:.4g} {unit}.",
         next_step="Allow more, or add a device.",
         limit=breach.limit,
@@ -107,7 +116,7 @@ def _error(broken: Sequence[Breach], problem: Problem, judged: Sequence[Plan]) -
     else:
         unit = "s" if breach.limit == "latency" else "J"
         text = (
-            f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
+            f"The best plan for {model} needs {breach.need} per {_one(problem)}; "
             f"the {breach.limit} limit is {available:.4g} {unit}."
         )
         step = f"{_allowance(broken)}, or add a device."

@@ -11,6 +11,7 @@ from potluck.errors import Infeasible
 from potluck.planning.building_blocks import candidates
 from potluck.planning.feasibility import breaches
 from potluck.planning.plans import Plans
+from potluck.provenance import marked
 from potluck.records import Plan, Problem, QoE, Training
 from potluck.simulate import cost
 
@@ -40,9 +41,11 @@ class Relaxation:
             case "latency":
                 return f"a latency of {self.value:g} s"
             case "energy":
-                return f"{self.value:g} J"
+                return marked(f"{self.value:g} J", self.plan.energy_source)
             case "device energy":
-                return f"{self.value:g} J on {self.device}"
+                problem = self.plan.problem
+                mark = problem.device(self.device).power_mark if problem else ""
+                return f"{marked(f'{self.value:g} J', mark)} on {self.device}"
             case "memory":
                 return f"{self.value / MB:.0f} MB on {self.device}"
             case "micro-batch":

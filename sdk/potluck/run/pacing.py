@@ -18,6 +18,7 @@ from potluck.adapt.switch_cost import SwitchCost
 from potluck.errors import Infeasible, PotluckError, UserError
 from potluck.handle import Task
 from potluck.planning import judge, make_plans
+from potluck.provenance import marked, worst
 from potluck.records import Plan, Problem
 from potluck.run.adapting import notify, problem_now
 
@@ -199,10 +200,11 @@ class Pacing:
         ):
             return None, ""
         target = next(p for p in self._others if p.stages == first.stages)
+        source = worst(each.energy_source for each in mixture.plans)
         return target, (
             f"{units.number(n_left, 'step')} to go and {units.duration(self._left_s())}; "
             f"{units.number(n_steps, 'step')} of {target.planner} on {', '.join(target.devices)} "
-            f"end in time with {units.energy(mixture.energy_j)}."
+            f"end in time with {marked(units.energy(mixture.energy_j), source)}."
         )
 
     def _fastest(self, plan: Plan, n_left: int) -> tuple[Plan | None, str]:

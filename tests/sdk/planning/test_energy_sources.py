@@ -7,9 +7,11 @@ import pytest
 from tests.sdk.planning.homes import random_home
 
 from potluck.commands.plan import document
-from potluck.display import html, text
+from potluck.display import chart, html, text
+from potluck.display.cockpit import plan_sections
+from potluck.display.scene import Dot
 from potluck.documents import tomllib
-from potluck.errors import PlanError, UserError
+from potluck.errors import Infeasible, PlanError, UserError
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge, predict
 from potluck.planning.explain import explain
@@ -66,6 +68,26 @@ def test_whoever_reads_a_plan_its_table_or_its_explanation_sees_the_mark():
     names = ", ".join(device.name for device in problem.devices)
     assert plans.watts == (f"watts of {names}: assumed: a note",)
     assert plans.watts[0] in repr(explanation)
+
+
+@pytest.mark.parametrize("mark", ["assumed", "simulated"])
+def test_joules_of_a_limit_that_no_plan_holds_have_the_mark(mark):
+    problem = marked(random_home(0), mark)
+    for frac in (1e-6, 0.9):  # far below any bound; a little below the best
+        least = min(plan.energy_j for plan in make_plans(problem).items)
+        limited = replace(problem, qoe=QoE(energy_j=frac * least))
+        with pytest.raises(Infeasible, match=rf"needs (more than )?\S+ J {mark} per"):
+            make_plans(limited)
+
+
+@pytest.mark.parametrize("mark", ["assumed", "simulated"])
+def test_pictures_and_pages_of_plans_have_the_mark(mark):
+    plans = make_plans(marked(random_home(0), mark))
+    dots = [item.title for item in chart.pareto(plans.items).items if isinstance(item, Dot)]
+    assert dots
+    assert all(f"J {mark}" in title for title in dots if title)
+    shown = plan_sections.plans(plans.items, None)
+    assert {each["mark"] for each in shown.values()} == {mark}
 
 
 @pytest.mark.long

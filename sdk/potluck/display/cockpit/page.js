@@ -186,6 +186,7 @@ const scaled = (v, unit) => v >= 1e9 ? `${three(v / 1e9)} G${unit}` : v >= 1e6 ?
 const size = b => b >= 2 ** 30 ? `${three(b / 2 ** 30)} GiB` : b >= 2 ** 20 ? `${three(b / 2 ** 20)} MiB`
   : b >= 1024 ? `${three(b / 1024)} KiB` : `${three(b)} B`;
 const rate = b => scaled(b * 8, "bit/s");
+const energy = p => joules(p.j) + (p.mark ? ` ${p.mark}` : "");
 const joules = j => j === undefined ? "?" : j >= 1e3 ? `${three(j / 1e3)} kJ` : j >= 1 ? `${three(j)} J` : `${three(j * 1e3)} mJ`;
 const percent = f => `${Math.round(100 * f)} %`;
 const clock = s => s < 60 ? `${Math.floor(s)} s` : s < 3600 ? `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")}`
@@ -642,7 +643,7 @@ class Page {
       g.plan = p;
       const who = `${p.planner} on ${p.devices.join(", ")}`, fits = this.fits(p), chosen = s.preview?.asked === p.key;
       set(g, { transform: `translate(${X(p.s).toFixed(1)},${Y(up(p)).toFixed(1)})`, class: `pt${fits || p.here ? "" : " dim"}`, "data-plan": p.key,
-        label: `plan by ${who}: ${secs(p.s)}, ${joules(p.j)}, ${size(p.bytes)}${p.here ? ", you are here" : ""}${p.dream ? ", of the imagined home" : ""}${fits ? "" : ", beyond the limits"}`,
+        label: `plan by ${who}: ${secs(p.s)}, ${energy(p)}, ${size(p.bytes)}${p.here ? ", you are here" : ""}${p.dream ? ", of the imagined home" : ""}${fits ? "" : ", beyond the limits"}`,
         "aria-pressed": chosen });
       set(g.dotted, { r: 3.5 + 4.5 * Math.sqrt(p.bytes / most), fill: p.dream ? "var(--paper)" : front.includes(s.plans[p.key]) ? "var(--blue)" : "var(--grey)",
         stroke: p.dream ? "var(--green)" : "var(--paper)", "stroke-width": p.dream ? 2 : 1, "stroke-dasharray": p.dream ? "3 2" : undefined });
@@ -650,7 +651,7 @@ class Page {
       show(g.ring, p.here && !p.dream);
       say(g.here, p.here && !p.dream ? "you are here" : "");
       set(g.here, { "text-anchor": X(p.s) > 360 ? "end" : "start", x: X(p.s) > 360 ? -14 : 14 });
-      say(g.titled, `${who}\n${secs(p.s)}, ${joules(p.j)}, at most ${size(p.bytes)} on a device`);
+      say(g.titled, `${who}\n${secs(p.s)}, ${energy(p)}, at most ${size(p.bytes)} on a device`);
     });
     if (held && held.isConnected && held !== this.root.activeElement) held.focus();  // it was moved
     for (const [name, of] of [["latency_s", p => p.s], ["energy_j", p => p.j], ["memory_bytes", p => p.bytes]]) {
@@ -681,7 +682,7 @@ class Page {
     const row = cells => el("tr", {}, ...cells.map(c => el("td", {}, String(c))));
     const moved = (p.moves || []).reduce((sum, m) => sum + m[2], 0);
     const run = s.run || {}, now = run.predicted_s || run.step_s, gain = now && p.s ? now / p.s : 0;
-    const what = `${secs(p.s)} a ${run.noun || "step"}${p.j !== undefined ? `, ${joules(p.j)} (${p.energy_source || "?"})` : ""}` +
+    const what = `${secs(p.s)} a ${run.noun || "step"}, ${energy(p)}` +
       (gain && !p.is_here && !p.imagined ? `: ${three(gain >= 1 ? gain : 1 / gain)} times as ${gain >= 1 ? "fast" : "slow"} as now, as predicted` : "");
     const acts = div("acts");
     if (this.may(p)) acts.append(el("button", { class: "go", onclick: () => this.go(p.asked) }, run.state === "imagined" ? "Look at this plan" : "Switch to this plan"));

@@ -37,6 +37,7 @@ def plans(found: Iterable[Plan], current: Plan | None) -> dict[str, Any]:
         }
         if _is_known(plan.energy_j):
             item["j"] = plan.energy_j
+            item["mark"] = plan.energy_source
         shown.setdefault(name, item)
     return shown
 
@@ -67,7 +68,7 @@ def preview(
         found["s"] = plan.latency_s
     if _is_known(plan.energy_j):
         found["j"] = plan.energy_j
-        found["energy_source"] = plan.energy_source
+        found["mark"] = plan.energy_source
     if before is not None and problem is not None:
         found |= _crossing(plan, before, problem, step_s)
     return found

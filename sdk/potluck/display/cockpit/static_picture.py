@@ -7,6 +7,7 @@ from potluck import units
 from potluck.display import chart, timeline
 from potluck.display.cockpit.machine import CockpitMachine
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, fitting
+from potluck.provenance import MEASURED
 from potluck.records import Plan
 from potluck.run.history import History
 from potluck.sanitized_text import harmless
@@ -65,8 +66,10 @@ def words(machine: CockpitMachine) -> str:
 
 def _header(machine: CockpitMachine) -> Iterable[Item]:
     yield Text(x=MARGIN, y=24, text=fitting(words(machine), WIDTH - 32, 15), size=15, bold=True)
-    watts = [m.reading.watts for m in machine.observation.members if m.reading and m.session]
-    facts = [f"{units.power(sum(watts))} in all"] if watts else []
+    readings = [m.reading for m in machine.observation.members if m.reading and m.session]
+    watts = units.power(sum(reading.watts for reading in readings))
+    estimated = ", estimated" if any(reading.source != MEASURED for reading in readings) else ""
+    facts = [f"{watts} in all{estimated}"] if readings else []
     if (run := machine.observation.run) is not None:
         facts.append(f"plan by {harmless(run.plan.planner)}")
     yield Text(x=MARGIN, y=44, text=", ".join(facts), size=12, fill="muted")

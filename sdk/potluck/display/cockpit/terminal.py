@@ -16,6 +16,7 @@ from potluck import units
 from potluck.display.cockpit.frames import FrameReader
 from potluck.display.http_deadline import within
 from potluck.errors import HomeError
+from potluck.provenance import marked
 from potluck.sanitized_text import harmless
 
 LENGTH = struct.Struct("<I")
@@ -104,7 +105,7 @@ def _plans(plans: Mapping[str, Any], width: int) -> Table:
     table, fit = _table(width, _=0, plan=0, devices=70, time=0, energy=50, highest_memory=80)
     for p in [*_ordered(plans)][:6]:
         mark = Text("▶", style="red") if p["here"] else Text("")
-        energy = units.energy(p.get("j"))
+        energy = marked(units.energy(p.get("j")), p.get("mark", ""))
         names = Text(", ".join(p["devices"]))
         figures = units.duration(p["s"]), energy, units.size(p["bytes"])
         table.add_row(*compress((mark, Text(p["planner"]), names, *map(Text, figures)), fit))

@@ -6,6 +6,7 @@ from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.feasibility import Breach, no_plan, too_big
+from potluck.provenance import worst
 from potluck.records import Problem
 from potluck.simulate import cost, equations
 
@@ -38,7 +39,8 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
     if qoe.energy_j is not None:
         least_j = least_energy_j(problem, table)
         if least_j > qoe.energy_j * (1 + ROUNDING):
-            raise no_plan(Breach("energy", least_j, qoe.energy_j), problem)
+            mark = worst(device.power_mark for device in problem.devices)
+            raise no_plan(Breach("energy", least_j, qoe.energy_j, mark=mark), problem)
 
 
 def _layer_too_big(problem: Problem, table: cost.CostTable) -> bool:
