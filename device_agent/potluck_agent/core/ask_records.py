@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from potluck_agent.core.execution import Name
-from potluck_agent.core.grants import NextPart
+from potluck_agent.core.grants import GrantedProgram, NextPart
 from potluck_wire.limits import STANDING_S
 from potluck_wire.messages import AskEnded, FailureCause, RefusalCode
 from potluck_wire.request_handler import ServeRefusal, is_route
@@ -54,14 +54,16 @@ class DeviceRequest:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AskUnderWay:
-    """A request that is not answered yet. `to`: whom it was handed on to; its report is kept until
-    all of the answer has gone on. `kept_bytes`: of its inputs, which are kept until then. `tried`:
-    to whom it was handed before. `then`: it is computed here, and what follows there.
+    """A request that is not answered yet. `granted`: by what it was admitted, whatever was granted
+    since. `to`: whom it was handed on to; its report is kept until all of the answer has gone on.
+    `kept_bytes`: of its inputs, which are kept until then. `tried`: to whom it was handed before.
+    `then`: it is computed here, and what follows there.
     """
 
     asker: Key
     asker_name: str  # HOME: its own notebook
     request: DeviceRequest
+    granted: GrantedProgram
     name: Name
     to: Key | None = None
     to_name: str = ""

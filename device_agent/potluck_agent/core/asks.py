@@ -163,7 +163,7 @@ class AskExchange:
         except Unwanted as unwanted:
             self._refuse((sender.key, ask.number), unwanted.code, unwanted.text)
             return
-        limit_s = grant.message.limit_s
+        granted, limit_s = grant.programs[ask.rows], grant.message.limit_s
         deadline_s = now_s + min(ask.left_s, limit_s)
         request = DeviceRequest(
             service=ask.service,
@@ -177,7 +177,7 @@ class AskExchange:
         decision = decide(
             request,
             self._local(own, grant, request, now_s),
-            lambda: self._candidates(own, grant, request, sender.key, (), now_s),
+            lambda: self._candidates(own, grant, request, granted, sender.key, (), now_s),
             now_s,
             self._rng,
             by_idle_goodput,
@@ -264,6 +264,7 @@ class AskExchange:
         own: Workspace,
         grant: ServiceGrant,
         request: DeviceRequest,
+        granted: GrantedProgram,
         asker: str,
         tried: Sequence[str],
         now_s: float,
@@ -274,14 +275,14 @@ class AskExchange:
         members = self._members(own.key)
         others = (each for each in self._of(own) if each.request is not request)
         kept_bytes = sum(each.kept_bytes for each in others)
-        if kept_bytes + grant.programs[request.rows].input_bytes > self._kept_bytes:
+        if kept_bytes + granted.input_bytes > self._kept_bytes:
             return []
         found = []
         for name in grant.peers:
             peer, member = grant.peer(name, now_s), members.get(name)
             if peer is None or member is None or member.key == asker or name in tried:
                 continue
-            if peer.rows < request.rows:
+            if peer.rows < granted.rows:
                 continue
             heard, delay_s = peer.heard, now_s - peer.heard_s
             if peer.hands_on and heard is not None and delay_s <= SILENT_S:
@@ -312,7 +313,9 @@ class AskExchange:
         number, granted = self._n_numbers, grant.programs[request.rows]
         program = HAND_ON if to_name else granted.name
         name = Name(grant.message.run, grant.message.epoch, program, ASKED_STEP + number)
-        each = AskUnderWay(asker=asker, asker_name=asker_name, request=request, name=name)
+        each = AskUnderWay(
+            asker=asker, asker_name=asker_name, request=request, granted=granted, name=name
+        )
         peers = {HOME: Correspondent(asker[0], ANSWER, asker[1])}
         if to_name:
             each.kept_bytes = granted.input_bytes
@@ -366,7 +369,9 @@ class AskExchange:
         decision = decide(
             each.request,
             (),
-            lambda: self._candidates(own, grant, each.request, each.asker[0], each.tried, now_s),
+            lambda: self._candidates(
+                own, grant, each.request, each.granted, each.asker[0], each.tried, now_s
+            ),
             now_s,
             self._rng,
             by_idle_goodput,
@@ -388,10 +393,8 @@ class AskExchange:
         own = self._workspaces.of_run(each.name.run) if each is not None else None
         if each is None or own is None:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, "it belongs to no request that is under way")
-        grant = own.grants.services.get(each.request.service)
-        if value.program == ASK and grant is not None:
-            inputs = grant.programs[each.request.rows].inputs
-            wanted, got = inputs.get(value.name), (value.dtype, value.shape)
+        if value.program == ASK:
+            wanted, got = each.granted.inputs.get(value.name), (value.dtype, value.shape)
             if wanted != got:
                 raise Unwanted(RefusalCode.DOCUMENT, f"{value.name!r:.80} is not {wanted}")
         return own, each.name.value(value)

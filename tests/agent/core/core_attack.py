@@ -86,6 +86,8 @@ GRANT = {
     "inputs": [{"name": "x", "dtype": "float32", "shape": [2]}],
     "peers": [{"name": "phone", "asks_per_s": 1e3, "hands_on": True}],
 }
+# of three rows at once
+SIZES = [{"rows": 3, "program": "g", "run_s": 0.7, "inputs": GRANT["inputs"]}]
 # of a program that several share, the first part and a later one
 THEN = {"peer": "phone", "service": "w", "devices": ["phone"], "inputs": ["x"], "outputs": ["b"]}
 FIRST_PART = {**GRANT, "then": THEN}
@@ -164,7 +166,8 @@ class CorePlay:
         self.do(FromPeer(sender=MEMBER_SENDER, message=standing))
         for _ in range(rng.choice((0, 1, 2, 3, 4))):
             self._n_asks += 1
-            ask = m.Ask(number=self._n_asks, service="v", left_s=1.0)
+            rows = rng.choice((1, 1, 3))
+            ask = m.Ask(number=self._n_asks, service="v", left_s=1.0, rows=rows)
             self.do(FromPeer(sender=OWNER_SENDER, message=ask))
             if rng.random() < 0.7:
                 self.do(self._asked(rng, OWNER_SENDER, "ask", self._n_asks))
@@ -297,6 +300,8 @@ class CorePlay:
     def _grant(self, rng: random.Random, *, good: bool = False) -> Any:
         """Two requests at once are in time; the next is handed on."""
         program, known = rng.choice((("g", GRANT), ("g", FIRST_PART), ("q", LATER_PART)))
+        if rng.random() < 0.5:
+            known = {**known, "sizes": SIZES}
         required = {"service": "v", "run": "r", "epoch": 1, "program": program, "run_s": 0.5}
         if good or rng.random() < 0.6:
             grant = m.GrantService(**required, limit_s=rng.choice((1.0, 6.0)))
@@ -315,6 +320,7 @@ class CorePlay:
         if kind is m.Ask:
             self._n_asks += rng.random() < 0.9
             known = {"number": self._n_asks, "service": "v", "path": path, "left_s": 1.0}
+            known["rows"] = rng.choice((1, 1, 3))
         if kind is m.Value:
             return self._asked(rng, sender, rng.choice(("ask", "ask", "answer")), number)
         if kind is m.AskEnded and rng.random() < 0.5:

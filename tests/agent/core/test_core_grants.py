@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import pytest
 from tests.agent.core.core_cluster import (
@@ -143,6 +144,45 @@ def test_a_revoked_member_may_not_ask_and_what_it_has_under_way_ends():
     cluster.workers["b"].answers = True
     assert codes_heard(cluster, ask(2)) == [RefusalCode.NOT_GRANTED]
     assert codes_heard(cluster, ask(path=("c",)), sender="c") == [""]
+
+
+def pairs(cluster, sender, number):
+    """A request of two rows, and its input, as two messages."""
+    is_home = sender is None
+    request = ask(number, path=() if is_home else (sender,), rows=2)
+    value = cluster.value(number, shape=(2, 2), nbytes=16, chunk_bytes=16)
+    say = cluster.tell if is_home else lambda *what: cluster.as_member(sender, *what)
+    return partial(say, "b", request), partial(say, "b", value, floats(1.0, 2.0, 3.0, 4.0))
+
+
+@pytest.mark.parametrize("sender", [None, "a"], ids=["its notebook", "a member"])
+def test_what_is_under_way_goes_on_as_it_was_admitted_whatever_rows_are_granted_since(sender):
+    cluster = granted()
+    number = cluster.number()
+    begin, give = pairs(cluster, sender, number)
+    begin()
+    assert isinstance(cluster.grant("b", may("a"), sizes=[]), m.ServiceGranted)
+    give()
+    ended = [cluster.answer(number)[0]] if sender is None else cluster.ended_for(sender)
+    assert [each.code for each in ended] == [""]
+    begin, _ = pairs(cluster, "a", number + 1)
+    begin()
+    assert cluster.ended_for("a")[-1].code == RefusalCode.DOCUMENT
+
+
+def test_what_was_handed_on_goes_elsewhere_whatever_rows_are_granted_since():
+    cluster = CoreCluster("abc").grant_all()
+    cluster.workers["b"].answers = False
+    for _ in range(20):  # more than are in time here
+        begin, _ = pairs(cluster, None, cluster.number())
+        begin()
+    to, first = next((to, each) for _, to, each in cluster.said if isinstance(each, m.Ask))
+    cluster.grant("b", may("a"), may("c"), sizes=[])
+    n_said = len(cluster.said)
+    busy = m.AskEnded(number=first.number, code=RefusalCode.BUSY, path=(to,), hops_s=(0.1,))
+    cluster.as_member(to, "b", busy)
+    again = [(who, each.rows) for _, who, each in cluster.said[n_said:] if isinstance(each, m.Ask)]
+    assert again[0] == ("c" if to == "a" else "a", 2)
 
 
 def test_a_service_that_is_withdrawn_is_unknown():
