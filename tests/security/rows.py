@@ -521,6 +521,7 @@ ROWS: dict[str, Row] = {
             "test_a_key_that_was_not_invited_registers_nothing "
             "test_a_ticket_that_was_guessed_leads_nowhere "
             "test_who_is_paired_takes_no_more_places_than_there_are "
+            "test_strangers_where_devices_dial_take_nobodys_place_but_their_own "
             "test_a_device_that_is_removed_is_cut_off_at_once",
             "agent/relay/test_lying_relays:test_it_gets_to_the_agents_four_ports_and_no_further "
             "test_nonsense_is_passed_over test_what_it_asks_for_is_bounded "
@@ -535,7 +536,8 @@ ROWS: dict[str, Row] = {
             "test_one_device_does_not_take_all_places",
         ),
         "a relay sees who talks when and how much, and may cut anybody; strangers with very many "
-        "addresses can keep new visitors waiting",
+        "addresses, or some thousand connections a second, can keep new visitors waiting, and those "
+        "who are in for a second",
     ),
     "S21": Row(
         "a paired notebook, its worker and its devices do anything beside another notebook's run on "

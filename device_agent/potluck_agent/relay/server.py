@@ -28,7 +28,7 @@ from potluck_agent.relay import invitations
 from potluck_agent.relay.handshake import SIGNATURE_BYTES, Gate, Handshake, PairingExchange
 from potluck_agent.relay.invitations import RelayDevice
 from potluck_agent.relay.joined_streams import READ_BYTES, Budget, TcpStream, join, kept_alive
-from potluck_agent.relay.visits import Visit, Visits
+from potluck_agent.relay.visits import Visit, Visits, most_crowding
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import (
@@ -96,7 +96,7 @@ class RelayServer:
         self._registered: dict[str, _Registered] = {}
         self._streams: dict[Visit, TcpStream] = {}
         self._tickets: dict[bytes, asyncio.Future[TcpStream]] = {}
-        self._dials: dict[TcpStream, None] = {}
+        self._dials: dict[TcpStream, str] = {}  # with their addresses
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamp: object = None
         self._said = ""
@@ -179,6 +179,8 @@ class RelayServer:
                 await accept(stream)
             except (OSError, WireError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 pass  # whoever it was is gone, or has no business here
+            except asyncio.CancelledError:
+                pass  # the relay ends; Python 3.11 would print each such task
             finally:
                 self._tasks.discard(task)
                 stream.abort()
@@ -335,8 +337,7 @@ class RelayServer:
 
     async def _visit(self, registered: _Registered, offset: int, visitor: TcpStream) -> None:
         """A visitor of one of the device's ports, from its first byte to its last."""
-        peer = visitor.writer.get_extra_info("peername")
-        visit = Visit(registered.device.key, str(peer[0]) if peer else "")
+        visit = Visit(registered.device.key, _address(visitor))
         self._streams[visit] = visitor
         registered.streams.add(visitor)
         if (gone := self._visits.arrive(visit)) is not None:
@@ -404,18 +405,26 @@ class RelayServer:
 
     async def _dialled(self, stream: TcpStream) -> None:
         """A device that was asked to connect: its ticket says for whom."""
-        self._dials[stream] = None
+        self._dials[stream] = _address(stream)
         if len(self._dials) > MAX_DIALS:
-            next(iter(self._dials)).abort()
+            gone, _ = most_crowding(self._dials)
+            del self._dials[gone]
+            gone.abort()
         try:
             ticket = await asyncio.wait_for(stream.reader.readexactly(TICKET_BYTES), HANDSHAKE_S)
         finally:
-            del self._dials[stream]
+            self._dials.pop(stream, None)
         coming = self._tickets.get(ticket)
         if coming is None or coming.done():
             return
         coming.set_result(stream)
         await stream.writer.wait_closed()  # whoever waited for it ends it
+
+
+def _address(stream: TcpStream) -> str:
+    """Where it comes from; empty where it is gone again."""
+    peer = stream.writer.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> AgentError:

@@ -1,7 +1,9 @@
 """Which connections a relay has, and which one has to go when there are too many. Pure."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from potluck_wire.limits import (
     RELAY_MAX_ADMITTED,
@@ -9,6 +11,16 @@ from potluck_wire.limits import (
     RELAY_MAX_PENDING,
     RELAY_MAX_PENDING_EACH,
 )
+
+Waiting = TypeVar("Waiting")
+
+
+def most_crowding(waiting: Mapping[Waiting, str]) -> tuple[Waiting, int]:
+    """Of those who wait, the oldest first, with their addresses: the oldest of the address that has
+    most, and how many it has. So one address takes no places but its own.
+    """
+    busiest, most = Counter(waiting.values()).most_common(1)[0]
+    return next(each for each, address in waiting.items() if address == busiest), most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +35,7 @@ class Visits:
     """Those that are waiting to be let in, the oldest first, and those that were."""
 
     def __init__(self) -> None:
-        self._pending: dict[Visit, None] = {}
+        self._pending: dict[Visit, str] = {}  # with their addresses
         self._admitted: dict[Visit, None] = {}
 
     def __len__(self) -> int:
@@ -33,12 +45,10 @@ class Visits:
         """One more waits. Returns whose place is needed: the oldest of the address that has too
         many, or the most of all, so that one stranger takes no places but its own.
         """
-        self._pending[visit] = None
-        counts = Counter(each.address for each in self._pending)
-        busiest, most = counts.most_common(1)[0]
-        if len(self._pending) <= RELAY_MAX_PENDING and most <= RELAY_MAX_PENDING_EACH:
-            return None
-        return next(each for each in self._pending if each.address == busiest)
+        self._pending[visit] = visit.address
+        oldest, most = most_crowding(self._pending)
+        fits = len(self._pending) <= RELAY_MAX_PENDING and most <= RELAY_MAX_PENDING_EACH
+        return None if fits else oldest
 
     def admit(self, visit: Visit) -> bool:
         """The device has let it in. Whether there is room for it."""

@@ -3,20 +3,24 @@ long as their relay's owner wants it.
 """
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from subprocess import PIPE
 
 import psutil
 import pytest
 import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, pair
-from tests.agent.relay.relays import HOST, behind, relay
+from tests.agent.relay.relays import HOST, behind, free_ports, relay
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.log_file import LINES
 from potluck_agent.relay.invitations import read_invitation
-from potluck_wire.frames import encode
+from potluck_agent.relay.server import MAX_DIALS
+from potluck_wire.frames import decode, encode
 from potluck_wire.limits import (
     LINGER_MS,
     RELAY_DIAL_OFFSET,
@@ -24,7 +28,7 @@ from potluck_wire.limits import (
     RELAY_MAX_PENDING,
     TICKET_BYTES,
 )
-from potluck_wire.messages import Channel, Hello, Ping, Register, Value, Welcome
+from potluck_wire.messages import Channel, Dial, Hello, Ping, Register, Value, Welcome
 from potluck_wire.version import VERSION
 
 ADA, EVE = Keys(), Keys()
@@ -192,6 +196,54 @@ def test_who_is_paired_takes_no_more_places_than_there_are(way):
         assert first.ask(Ping(seq=2)).seq == 2
         assert psutil.Process(passing.process.pid).num_fds() < 4 * RELAY_MAX_ADMITTED_EACH + 100
     check_served(passing, jetson)
+
+
+def test_strangers_where_devices_dial_take_nobodys_place_but_their_own(tmp_path, record_property):
+    """More than there are places for, all from one address, before the device says its ticket."""
+    n_strangers = 3 * MAX_DIALS
+    with relay(tmp_path / "relay") as passing, ExitStack() as stack:
+        invitation = read_invitation(passing.invite("jetson"))
+        time.sleep(0.5)  # it looks at its devices five times a second
+        dealer = stack.enter_context(guest(invitation))
+        dealer.send_multipart(encode(Register(major=VERSION[0], minor=VERSION[1])))
+        passing.line_with("jetson is reached")
+        visitor = stack.enter_context(socket.create_connection((HOST, passing.first_port())))
+        visitor.sendall(b"\xff" + bytes(8) + b"\x7f")
+        message = None
+        while not isinstance(message, Dial):
+            assert dealer.poll(TIMEOUT_S * 1000)
+            message, _ = decode(dealer.recv_multipart(), Channel.RELAY)
+        place = HOST, passing.port + RELAY_DIAL_OFFSET
+        device = stack.enter_context(socket.create_connection(place))
+        strangers = []
+        for _ in range(n_strangers):
+            one = socket.create_connection(place, source_address=("127.0.0.2", 0))
+            strangers.append(stack.enter_context(one))
+        for one in strangers[: n_strangers - MAX_DIALS]:
+            hung_up(one)
+        device.sendall(message.ticket)
+        device.settimeout(TIMEOUT_S)
+        assert device.recv(1) == b"\xff"  # it is joined to its visitor
+    record_property("inputs", n_strangers)
+
+
+def test_a_relay_that_ends_has_nothing_to_say_about_its_visitors(tmp_path):
+    """Python 3.11 prints tasks of connections that are cancelled."""
+    line = [sys.executable, "-m", "potluck_agent", "relay", "start", "--bind", HOST]
+    port = free_ports(8)
+    line += ["--port", str(port), "--state", str(tmp_path)]
+    with (
+        subprocess.Popen(line, stdout=PIPE, stderr=PIPE, text=True) as process,
+        ExitStack() as stack,
+    ):
+        assert "relay on" in process.stdout.readline()
+        for _ in range(5):  # accepted, and waited for
+            place = HOST, port + RELAY_DIAL_OFFSET
+            stack.enter_context(socket.create_connection(place)).sendall(b"half")
+        while len(psutil.Process(process.pid).net_connections("tcp")) < 2 + 5:
+            time.sleep(0.02)
+        process.terminate()
+        assert process.communicate(timeout=TIMEOUT_S)[1] == ""
 
 
 @contextmanager
