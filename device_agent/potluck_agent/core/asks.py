@@ -176,7 +176,7 @@ class AskExchange:
         )
         decision = decide(
             request,
-            self._local(own, grant, request, now_s),
+            self._local(own, grant, granted.run_s, now_s),
             lambda: self._candidates(own, grant, request, granted, sender.key, (), now_s),
             now_s,
             self._rng,
@@ -247,11 +247,10 @@ class AskExchange:
         return [each for each in self._asked.values() if each.name.run in own.plans.runs]
 
     def _local(
-        self, own: Workspace, grant: ServiceGrant, request: DeviceRequest, now_s: float
+        self, own: Workspace, grant: ServiceGrant, run_s: float, now_s: float
     ) -> list[LocalOption]:
         if own.worker.state != READY:
             return []
-        run_s = grant.programs[request.rows].run_s
         return [LocalOption(Way.ALONE, now_s + self._queue_s(own, grant) + run_s)]
 
     def _queue_s(self, own: Workspace, grant: ServiceGrant) -> float:
