@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils import _pytree as pytree
 
 from potluck.errors import UserError
@@ -120,6 +121,11 @@ class HomeStrategy(SingleDeviceStrategy):
         self._resume = None
         super().on_train_end()
 
+    def teardown(self) -> None:
+        """As of every strategy; another training begins anew."""
+        self._resume = None
+        super().teardown()
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """As of every strategy: the optimizer here has no gradients, and its step counts alone.
 
@@ -183,9 +189,10 @@ class HomeStrategy(SingleDeviceStrategy):
         trainer = module.trainer
         self._check_steps()
         self._batches.append(self._named(batch))
-        if len(self._batches) == 1:
+        n_begun = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if n_begun % trainer.accumulate_grad_batches == 1 % trainer.accumulate_grad_batches:
             self._marked().grad = torch.ones_like(self._marked())
-        if len(self._batches) < trainer.accumulate_grad_batches and not trainer.is_last_batch:
+        if n_begun % trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return self._latest.clone()
         batches, self._batches = self._batches, []
         if self._steps.run is None:
@@ -210,6 +217,8 @@ class HomeStrategy(SingleDeviceStrategy):
         module = self.lightning_module
         assert module is not None
         watched = WatchedModule(module, module.trainer, step="training_step", unknown=UNKNOWN)
+        for name in _COMPILED if module._compiler_ctx is not None else ():
+            del vars(watched.copy)[name]  # the class has it as it was written
         for part in watched.copy.modules():
             if isinstance(part, LightningModule):
                 vars(part).update(log=_unheard, log_dict=_unheard)
@@ -314,7 +323,8 @@ class HomeStrategy(SingleDeviceStrategy):
             As Lightning has them.
         """
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        self._steps.save(Path(f"{filepath}{SUFFIX}"))
+        if "optimizer_states" in checkpoint:  # not of weights alone
+            self._steps.save(Path(f"{filepath}{SUFFIX}"))
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Both files."""
@@ -329,11 +339,14 @@ class HomeStrategy(SingleDeviceStrategy):
         checkpoint_path, *args, **kwargs
             As Lightning has them.
         """
-        self._resume = Path(f"{checkpoint_path}{SUFFIX}")
+        assert self.lightning_module is not None
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:  # to test goes not on
+            self._resume = Path(f"{Path(checkpoint_path).resolve()}{SUFFIX}")
         loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         return loaded
 
 
+_COMPILED = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 ROWS = "labels"  # a model has a target: the step computes its loss of its inputs, and ignores it
 
 

@@ -4,9 +4,11 @@ The loop keeps its module, its optimizer and its scheduler on this machine. Devi
 the module here gets their weights when somebody looks at it.
 """
 
+import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from potluck.records import QoE, Training
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.hooks import RemovableHandle
 
     from potluck.graph.model import Model
     from potluck.home import Home
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from potluck.run.history import History
     from potluck.run.run import Run
 
+_WHERE = "kept by devices of potluck"
 RUN_FILE = "potluck-run.safetensors"  # moments and step, beside what the loop itself saves
 Choose = Callable[["Plans"], "Plan"]
 
@@ -52,6 +56,7 @@ class Steps:
         self._is_stale = self._has_warned = False
         self.run: Run | None = None
         self._watched: WatchedModule | None = None
+        self._hook: RemovableHandle | None = None
 
     def deploy(
         self,
@@ -75,21 +80,30 @@ class Steps:
         optimizer
             Of its weights.
         resume
-            A file from `save`, to go on there; it need not exist.
+            A file from `save`, to go on there with the weights that the module has now; it need not
+            exist where the loop's own checkpoint is not of a home.
+
+        Raises
+        ------
+        UserError
+            The optimizer has a state that devices kept, and it is in no such file.
         """
         import potluck
 
         self.close()
+        resume = resume if resume is not None and resume.exists() else None
+        _check_state(optimizer, is_resumed=resume is not None)
         self._watched = watched
         watched.begin()
         plans = potluck.plan(self._home.profile(model), Training(batch=batch), self._qoe)
-        self.run = self._home.deploy(
-            self._choose(plans),
-            model,
-            optimizer=optimizer,
-            resume=resume if resume is not None and resume.exists() else None,
-        ).wait()
+        with tempfile.TemporaryDirectory() as folder:
+            if resume is not None:
+                resume = _with_weights(resume, model, Path(folder))
+            self.run = self._home.deploy(
+                self._choose(plans), model, optimizer=optimizer, resume=resume
+            ).wait()
         optimizer.state = _StateOnDevices(dict, optimizer.state)
+        self._hook = optimizer.register_state_dict_post_hook(_say_where)
 
     def take(
         self, batches: Sequence[Any], optimizer: "torch.optim.Optimizer", **limits: float
@@ -166,8 +180,57 @@ class Steps:
         """End the run; twice is fine."""
         if self.run is not None:
             self.run.close()
-        self.run = self._watched = None
+        if self._hook is not None:
+            self._hook.remove()
+        self.run = self._watched = self._hook = None
         self._is_stale = self._has_warned = False
+
+
+def _check_state(optimizer: "torch.optim.Optimizer", *, is_resumed: bool) -> None:
+    """Refuse to begin without the state that devices have, or had, of this optimizer."""
+    state: Any = optimizer.state
+    is_there = isinstance(state, _StateOnDevices)
+    is_elsewhere = not is_there and state.pop(_WHERE, None) is not None
+    keeps = any(group.get("momentum", 1) for group in optimizer.param_groups)  # SGD may not
+    if is_resumed or not keeps:
+        return
+    if is_elsewhere:
+        raise UserError(
+            "devices kept the state of the optimizer of this checkpoint, and the file in which "
+            "they saved it is not there.",
+            next_step=f"Put it beside the checkpoint ({RUN_FILE} in its folder, or the "
+            "checkpoint's name and .potluck), or begin with the weights alone and a new optimizer.",
+        )
+    if is_there:
+        raise UserError(
+            "devices have the state of this optimizer from another training, and this one would "
+            "begin without.",
+            next_step="Go on from a checkpoint, or give a new optimizer (to a Trainer of "
+            "transformers: trainer.optimizer = None).",
+        )
+
+
+def _with_weights(path: Path, model: "Model", folder: Path) -> Path:
+    """That file, or one in this folder with the weights that the module has now, and without what
+    no device keeps: that is the module's own.
+    """
+    from potluck.run import checkpoint
+
+    saved, state = checkpoint.load(path), model.state()
+    if _alike(saved.weights, state) and not saved.unused:
+        return path
+    weights = {name: state.get(name, tensor) for name, tensor in saved.weights.items()}
+    checkpoint.save(folder / RUN_FILE, replace(saved, weights=weights, unused={}))
+    return folder / RUN_FILE
+
+
+def _alike(ours: "Mapping[str, torch.Tensor]", theirs: "Mapping[str, torch.Tensor]") -> bool:
+    return all(tensor.equal(theirs.get(name, tensor)) for name, tensor in ours.items())
+
+
+def _say_where(optimizer: "torch.optim.Optimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Of what a checkpoint has, for `_check_state` of the training that goes on."""
+    return {**state_dict, "state": {**state_dict["state"], _WHERE: "beside this checkpoint"}}
 
 
 def _refuse_state(*args: Any, **kwargs: Any) -> Any:

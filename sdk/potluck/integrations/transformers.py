@@ -202,7 +202,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         """
         self.fetch_weights()
         super().save_model(output_dir, _internal_call)
-        if _internal_call and output_dir is not None:
+        if _internal_call and output_dir is not None and not self.args.save_only_model:
             self._steps.save(Path(output_dir) / RUN_FILE)
 
 

@@ -165,8 +165,12 @@ class WatchedModule:
         return {path: part.training for path, part in self._module.named_modules()}
 
     def _contents_now(self) -> dict[str, tuple[int, int, int]]:
-        """Of parameters, buffers, and tensors in attributes that are read."""
-        found = dict(chain(self._module.named_parameters(), self._module.named_buffers()))
+        """Of parameters, and of buffers and tensors in attributes that are read."""
+        found: dict[str, torch.Tensor] = dict(self._module.named_parameters())
+        for path, owner in self._module.named_modules():
+            buffers = owner.named_buffers(recurse=False)
+            kept = {name: buffer for name, buffer in buffers if self._counts((path, name))}
+            found |= {f"{path}.{name}".lstrip("."): buffer for name, buffer in kept.items()}
         for path, owner in self._module.named_modules():
             for name in [name for place, name in self._read if place == path]:
                 for i, leaf in enumerate(tree_leaves(vars(owner).get(name))):

@@ -140,3 +140,30 @@ def test_what_a_trainer_of_ones_own_makes_of_a_batch_is_trained_on(its, pair, on
 def test_what_a_callback_changes_in_the_model_is_refused_by_name(its, pair, tmp_path, name, says):
     with pytest.raises(PotluckError, match=f"(?s){says}"):
         its.trained(its.HomeTrainer, tmp_path, callbacks=[getattr(its, name)()], home=pair)
+
+
+@pytest.mark.long
+def test_an_optimizer_whose_state_another_training_had_is_refused(its, pair, on_both, tmp_path):
+    trainer = its.trained(its.HomeTrainer, tmp_path, home=pair, choose=on_both)
+    with pytest.raises(UserError, match="from another training"):
+        trainer.train()
+    trainer.optimizer = None
+    trainer.train()
+    assert trainer.home_run.step == 6
+
+
+@pytest.mark.long
+def test_moments_that_are_not_in_a_checkpoint_are_missed_by_name(its, pair, on_both, tmp_path):
+    its.trained(its.HomeTrainer, tmp_path, home=pair, choose=on_both).home_run.close()
+    (tmp_path / "checkpoint-3" / "potluck-run.safetensors").unlink()
+    with pytest.raises(UserError, match="the file in which they saved it is not there"):
+        its.trained(
+            its.HomeTrainer, tmp_path, home=pair, choose=on_both, resume=tmp_path / "checkpoint-3"
+        )
+
+
+@pytest.mark.long
+def test_of_a_model_alone_devices_save_nothing(its, pair, on_both, tmp_path):
+    others = {"save_only_model": True}
+    its.trained(its.HomeTrainer, tmp_path, home=pair, choose=on_both, others=others)
+    assert not [*tmp_path.rglob("potluck-run.safetensors")]
