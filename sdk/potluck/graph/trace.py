@@ -42,6 +42,7 @@ from potluck.graph.torch.placeholders import (
     symbols_of,
     with_real_state,
 )
+from potluck.graph.torch.python_draws import check_draws
 from potluck.graph.torch.refusals import together
 from potluck.graph.torch.single_row_checks import ModuleAndProgram, check_same, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
@@ -195,6 +196,7 @@ def _trace(
             padded_encoders(net) as padded,
         ):
             check_forgets(module, tensors)
+            check_draws(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced, functions or {})
             with as_written(program, written):

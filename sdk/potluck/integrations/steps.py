@@ -182,7 +182,8 @@ class Steps:
             self.run.close()
         if self._hook is not None:
             self._hook.remove()
-        self.run = self._watched = self._hook = None
+        self.run = self._watched = None
+        self._hook = None
         self._is_stale = self._has_warned = False
 
 

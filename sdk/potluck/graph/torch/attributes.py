@@ -2,6 +2,7 @@
 attributes, in containers, and in objects that these hold.
 """
 
+import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -66,6 +67,12 @@ class _Walk:
                 self.seen[id(value)] = value
                 if isinstance(value, torch.Tensor):
                     self._tensor(path, value)
+                elif isinstance(value, random.Random):
+                    self.found[path] = value.getstate()
+                elif isinstance(value, np.random.Generator):
+                    self.found[path] = repr(value.bit_generator.state)
+                elif isinstance(value, np.random.RandomState):
+                    self.found[path] = repr(value.get_state(legacy=False))
                 elif isinstance(value, np.ndarray | np.generic):
                     self.found[path] = (value.shape, str(value.dtype), value.tobytes())
                 elif not isinstance(value, _CODE):
