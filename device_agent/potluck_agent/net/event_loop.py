@@ -492,7 +492,7 @@ class EventLoop:
     def _read_workers(self, ready: Container[Any]) -> None:
         for number in self._workers.numbers:
             try:
-                for event in self._workers.news(number, ready):
+                for event in self._workers.news(number, ready, time.monotonic()):
                     self._feed(event)
             except Exception as error:
                 died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read", number)

@@ -88,8 +88,10 @@ class WorkerPool:
         """Of all that there are."""
         return tuple(self._workers)
 
-    def news(self, number: int, ready: Container[Any]) -> Iterator[FromWorker | WorkerDied]:
+    def news(
+        self, number: int, ready: Container[Any], now_s: float
+    ) -> Iterator[FromWorker | WorkerDied]:
         """What this one has said, if it has something to say."""
         worker = self._workers.get(number)
         if worker is not None and worker.has_news(ready):
-            yield from worker.news()
+            yield from worker.news(now_s)

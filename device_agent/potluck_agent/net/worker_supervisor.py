@@ -9,6 +9,7 @@ from typing import Any
 from potluck_agent.core.events import FromWorker, WorkerDied
 from potluck_agent.net.poller import READ, WRITE, Poller
 from potluck_agent.net.stall_detector import STILL_S, StallDetector
+from potluck_agent.worker.launch import ENDING_S, SOON_S
 from potluck_wire.errors import WireError
 from potluck_wire.messages import FailureCause, Forget, Message
 
@@ -32,6 +33,7 @@ class WorkerSupervisor:
         self._worker: Any = None
         self._stillness: StallDetector | None = None
         self._events = 0
+        self._closed_s: float | None = None  # its pipe, and it goes on
 
     def view(self, arena: str, offset: int, nbytes: int) -> memoryview:
         """Bytes of its inbound or outbound memory; LookupError where there is no worker."""
@@ -54,13 +56,18 @@ class WorkerSupervisor:
         """Start a worker; OSError or AgentError where that is impossible."""
         self._worker = self._start()
         self._stillness = None if self._may_rest else StallDetector(self._worker.pid)
-        self._events = READ
+        self._events, self._closed_s = READ, None
         self._sources.register(self._worker.socket.fileno())
+
+    def _stop_reading(self) -> None:
+        if self._events:
+            self._sources.unregister(self._worker.socket.fileno())
+            self._events = 0
 
     def kill(self) -> None:
         """End it, if there is one."""
         if self._worker is not None:
-            self._sources.unregister(self._worker.socket.fileno())
+            self._stop_reading()
             self._worker.kill()
             self._worker = None
 
@@ -74,7 +81,7 @@ class WorkerSupervisor:
 
         Poll for room in the pipe only while it is full.
         """
-        if self._worker is None:
+        if self._worker is None or self._closed_s is not None:
             return
         self._worker.flush()
         events = READ | WRITE if self._worker.wants_write else READ
@@ -83,20 +90,24 @@ class WorkerSupervisor:
             self._sources.watch(self._worker.socket.fileno(), events)
 
     def hung(self, now_s: float, is_working: bool) -> Iterator[WorkerDied]:
-        """The end of one that has done nothing for too long, though it owes an answer.
+        """The end of one that has done nothing for too long, though it owes an answer; or that has
+        closed its pipe.
 
         To be asked some times a second.
         """
         worker = self._worker
+        if worker is not None and self._closed_s is not None:
+            if worker.has_ended(0) or now_s - self._closed_s > ENDING_S:
+                yield self._end(*worker.exit_reason(0))
+            return
         if worker is None or self._stillness is None:
             return
         still_s = self._stillness.look(now_s, has_work=is_working)
         if still_s > STILL_S and worker.has_unread:
-            self.kill()
             text = (
                 f"the worker was stopped, or hung: it had work and did nothing for {still_s:.1f} s"
             )
-            yield WorkerDied(FailureCause.HUNG, text, self._number)
+            yield self._end(FailureCause.HUNG, text)
         elif still_s > STILL_S / 2 and not worker.has_unread:
             worker.hold(NOTHING)
 
@@ -104,10 +115,15 @@ class WorkerSupervisor:
         """Whether it has said something, or is gone."""
         return self._worker is not None and self._worker.socket.fileno() in ready
 
-    def news(self) -> Iterator[FromWorker | WorkerDied]:
+    def _end(self, cause: str, text: str) -> WorkerDied:
+        self.kill()
+        return WorkerDied(cause, text, self._number)
+
+    def news(self, now_s: float) -> Iterator[FromWorker | WorkerDied]:
         """What it has said; the end of one that broke the protocol or is gone.
 
-        Stops where it was ended meanwhile.
+        Stops where it was ended meanwhile. Whether one that closed its pipe goes on is seen later:
+        nobody else waits for that.
         """
         worker = self._worker
         messages: list[tuple[Message, Any]] = []
@@ -119,7 +135,12 @@ class WorkerSupervisor:
         for message, buffers in messages:
             if self._worker is worker:
                 yield FromWorker(message, buffers, self._number)
-        if self._worker is worker and (worker.closed or reason is not None):
-            cause, text = reason or worker.exit_reason()
-            self.kill()
-            yield WorkerDied(cause, text, self._number)
+        if self._worker is not worker:
+            return
+        if reason is not None:
+            yield self._end(*reason)
+        elif worker.closed and worker.has_ended(SOON_S):
+            yield self._end(*worker.exit_reason(0))
+        elif worker.closed:
+            self._stop_reading()
+            self._closed_s = now_s

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ KEPT_ENVIRONMENT = (
 )
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
-ENDED_S = 5.0  # some ms after it was killed; whatever keeps it longer keeps no agent
+SOON_S = 0.02  # mostly it is gone by then; nobody else's work waits longer
 # the folder of the program is no place to import from; Python 3.10 is told so by the program
 SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
@@ -173,17 +174,21 @@ class WorkerLink:
         if self._process.stderr is not None and not self._process.stderr.closed:
             self._process.stderr.close()
 
-    def exit_reason(self) -> tuple[str, str]:
+    def has_ended(self, within_s: float) -> bool:
+        """Whether the process is gone; waits no longer than that."""
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def exit_reason(self, within_s: float = ENDING_S) -> tuple[str, str]:
         """Why the worker is gone: a `FailureCause` and a text for people.
 
-        Ends it where it only closed the pipe.
+        Ends it where it only closed the pipe, and goes on `within_s` seconds later: the pipe is
+        closed some moments before the process ends.
         """
-        # the pipe is closed some moments before the process ends
-        try:
-            self._process.wait(ENDING_S)
-            goes_on = False
-        except subprocess.TimeoutExpired:
-            goes_on = True
+        goes_on = not self.has_ended(within_s)
         self._end()
         code = self._process.returncode or 0
         if self._killed:
@@ -219,8 +224,11 @@ class WorkerLink:
                     self._process.kill()
                 else:
                     os.killpg(self.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(ENDED_S)
+            # the system takes 0.1 s to give back a GiB, in which nobody else may wait; a fork
+            # server waits for its own
+            if not self.has_ended(SOON_S) and not isinstance(self._process, ForkedWorker):
+                wait = threading.Thread(target=self._process.wait, name="potluck end", daemon=True)
+                wait.start()
         self.listen(READS_AT_ITS_END)
 
     def listen(self, most_reads: int = READS_AT_ONCE) -> None:

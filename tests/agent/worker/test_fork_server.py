@@ -15,7 +15,7 @@ from tests.agent.worker.worker_driver import begin, load
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.worker import fork_server as servers
-from potluck_agent.worker import forked_worker, launch
+from potluck_agent.worker import forked_worker
 from potluck_agent.worker.forked_worker import workers_of
 from potluck_agent.worker.launch import start
 
@@ -166,7 +166,6 @@ def own_server(tmp_path):
 def test_a_stuck_server_keeps_nobody_waiting_for_ever(own_server, monkeypatch):
     process, path = own_server
     monkeypatch.setattr(forked_worker, "ANSWER_S", 1.0)
-    monkeypatch.setattr(launch, "ENDED_S", 1.0)
     talks = [begin(fork_server=path)]
     assert is_forked(talks[0].link, path)
     process.suspend()
