@@ -63,6 +63,9 @@ class OnnxProcessor:
     provider: str = ""
 
 
+_SINGLE = "1"  # onnxruntime's word for float32
+
+
 @cache
 def prepare(on: OnnxProcessor) -> onnxruntime.InferenceSession:
     """Let onnxruntime set up what all its sessions share, once: its threads too, as later none may
@@ -100,6 +103,9 @@ def _session(
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    # else values that meet weights of eight bits may be rounded to eight bits, too, or may not:
+    # that depends on what else is in the segment
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", _SINGLE)
     names = [PROVIDERS[on.provider]] if on.provider else []
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=[*names, "CPUExecutionProvider"]
