@@ -2,6 +2,7 @@
 has, so that a request brings new tokens alone.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,10 @@ class LanguageModel(Model):
         name
             What plans call it; default: made from its class.
 
+        Warns where its `generation_config` has what texts here are written without, such as a
+        `repetition_penalty`. That has no say in `temperature`, `top_k` and `top_p` either: they are
+        those of `generate`.
+
         Raises
         ------
         ModelError
@@ -168,6 +173,7 @@ class LanguageModel(Model):
         model.rows, model.max_length = rows, max_length
         model.n_candidates = n_candidates
         model.vocabulary, model.tokenizer = lm.config.vocab_size, tokenizer
+        _warn_of_settings(lm.generation_config)
         stops: Any = lm.generation_config.eos_token_id if lm.generation_config else None
         model.stops = tuple(stops) if isinstance(stops, list) else () if stops is None else (stops,)
         return model
@@ -252,6 +258,40 @@ class LanguageModel(Model):
         from potluck.graph.tensor.language_model import DividedLanguageModel
 
         return DividedLanguageModel(self, shares, tolerance_frac=tolerance_frac)
+
+
+# what changes the text in transformers' own `generate`, and the values that change nothing
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
+    "guidance_scale": (1.0,),
+    "num_beams": (1,),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+}
+
+
+def _warn_of_settings(config: Any) -> None:
+    """Say what of a generation config texts here are written without."""
+    given = {name: getattr(config, name, None) for name in _SETTINGS}
+    if said := {n: v for n, v in given.items() if v is not None and v not in _SETTINGS[n]}:
+        words = ", ".join(f"{name}={value!r:.60}" for name, value in said.items())
+        warnings.warn(
+            f"its generation_config says {words}, and texts are written without: they may be other "
+            "ones than its own generate gives.",
+            stacklevel=3,
+        )
 
 
 def _check_kinds(config: Any) -> None:

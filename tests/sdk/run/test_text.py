@@ -59,6 +59,13 @@ def test_plans_have_room_for_reading_a_prompt(llama):
     assert widest >= 2 * min(128, LENGTH) * hidden_bytes
 
 
+def test_what_a_generation_config_asks_for_and_texts_are_written_without_is_said():
+    lm = language_model()
+    lm.generation_config.repetition_penalty = 1.3
+    with pytest.warns(UserWarning, match=r"says repetition_penalty=1\.3, and texts are written"):
+        model_of(lm)
+
+
 def prompts(n, seed=0, longest=40):
     draw = random.Random(seed)
     return [[draw.randrange(97) for _ in range(draw.randint(1, longest))] for _ in range(n)]
