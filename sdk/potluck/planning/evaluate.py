@@ -27,6 +27,7 @@ from potluck.schedule.step_update import NormLimit, alike
 from potluck.simulate import cost, direct_simulation, flows
 from potluck.simulate import programs as simulation
 from potluck.simulate.stage_times import stage_times
+from potluck.simulate.time_spans import in_turn_s
 
 
 def judge(
@@ -79,7 +80,8 @@ def predict(
     *,
     one_step_late: int | None = None,
 ) -> Trace:
-    """The simulated trace of one step of `plan`, or of some requests in flight when they stream.
+    """The simulated trace of one step of `plan`, or of some requests in flight when they stream: then
+    `step_s` is from answer to answer.
 
     Parameters
     ----------
@@ -101,7 +103,8 @@ def predict(
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
     in_flight = direct_simulation.in_flight(plan) if streaming else 1
     steps = direct_simulation.Direct(problem, table).run(plan).n_steps if streaming else 1
-    return simulation.ProgramSimulation(compiled, problem, steps, in_flight, table).trace()
+    trace = simulation.ProgramSimulation(compiled, problem, steps, in_flight, table).trace()
+    return replace(trace, step_s=in_turn_s(trace.spans)) if streaming else trace
 
 
 def compile_plan(problem: Problem, plan: Plan, *, one_step_late: int | None = None) -> Compiled:
