@@ -22,6 +22,7 @@ from potluck.planning.building_blocks.device_classes import ordered
 from potluck.planning.plans import is_thrifty
 from potluck.planning.scenario import only
 from potluck.planning.search.best_first import least_busy
+from potluck.planning.search.bottleneck_relief import relieving
 from potluck.planning.search.branch_placement import StagePlacements
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
@@ -36,12 +37,13 @@ from potluck.planning.search.tight_memory import (
     spread,
     squeeze,
 )
-from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
+from potluck.planning.search.work_budget import NEIGHBOUR_S, WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct_simulation
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
+RELIEVED = 400  # the same in a home of many devices, at the end
 BETTER = 1 - 1e-4  # of the time of a plan: what takes longer is no gain
 FEWEST_TRIES = 6  # where a step has hundreds of micro-batches
 N_STARTS = 8  # plans whose branches are placed anew
@@ -129,7 +131,7 @@ def plan_anytime(
         is_late=lambda: budget() >= enough_s,
     )
     best = inf
-    for _ in chain(_steps(pool, ()), _others(pool, borrow=True)):
+    for _ in chain(_steps(pool, ()), _others(pool, borrow=True), _last(pool)):
         if pool.is_over():
             break
         if pool.best < best:
@@ -143,6 +145,7 @@ def search(
     is_late: Callable[[], bool] = lambda: False,
     *,
     ends_own: Callable[[], bool] | None = None,
+    ends_others: Callable[[], bool] | None = None,
     borrow: bool = True,
     max_plans: float = inf,
 ) -> None:
@@ -160,14 +163,17 @@ def search(
         Asked between pieces of work.
     ends_own
         The same of our own search in a home of many devices: then others have the rest of the time.
+    ends_others
+        The same of others there: what is left is for the best plan of all.
     borrow
         Plans of other planners are candidates, too.
     max_plans
         Simulated, about, at most.
     """
     own = chain(_steps(pool, first, borrow=borrow), _fewer(pool))
-    for work, ends in ((own, ends_own or is_late), (_others(pool, borrow=borrow), is_late)):
-        pool.is_late = ends
+    others = _others(pool, borrow=borrow)
+    for work, ends in ((own, ends_own), (others, ends_others), (_last(pool), None)):
+        pool.is_late = ends or is_late
         for _ in work:
             if len(pool.known) >= max_plans or pool.is_over():
                 break
@@ -193,7 +199,7 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
         yield from _recut(pool, sizes, 2)
         yield from borrow_cheap(pool) if borrow else ()
         yield from _recut(pool, sizes, 2)
-        yield from improve(pool, _distinct(pool, 2), TRIES)
+        yield from _relieve(pool, 2, TRIES)
     yield from passes(pool, sizes, LARGER if is_many(pool.problem) else EFFORTS[1:])
     if not is_many(pool.problem):
         yield from _closely(pool, sizes)
@@ -222,6 +228,26 @@ def _others(pool: CandidatePool, *, borrow: bool) -> Iterator[None]:
         yield from improve(pool, _distinct(pool, 1), TRIES, StagePlacements(pool.table).regrouped)
         yield from borrow_dear(pool, _promising(pool)) if borrow else ()
         yield from improve(pool, _distinct(pool, 1), TRIES)
+
+
+def _last(pool: CandidatePool) -> Iterator[None]:
+    """In a home of many devices the best plans of all improved, with what time is left."""
+    if is_many(pool.problem):
+        yield from _relieve(pool, 2, RELIEVED)
+
+
+def _relieve(pool: CandidatePool, n: int, max_tries: int) -> Iterator[None]:
+    """Local search from the best plans that takes work from their busiest stages."""
+
+    def counted(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        for other in relieving(table, plan):
+            pool.budget.count(1, NEIGHBOUR_S)
+            if pool.is_over():
+                return
+            yield other
+
+    others = neighbours if pool.problem.branches else counted
+    yield from improve(pool, _distinct(pool, n), max_tries, others)
 
 
 def _promising(pool: CandidatePool) -> list[int]:

@@ -80,8 +80,8 @@ def predict(
     *,
     one_step_late: int | None = None,
 ) -> Trace:
-    """The simulated trace of one step of `plan`, or of some requests in flight when they stream: then
-    `step_s` is from answer to answer.
+    """The simulated trace of one step of `plan`, or of some requests in flight when they stream,
+    whose `step_s` are from answer to answer.
 
     Parameters
     ----------

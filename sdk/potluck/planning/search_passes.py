@@ -50,6 +50,7 @@ PARTLY = LOOSER[1:2]  # where plans that recompute hold
 WAITING_PART = 0.1
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
+RELIEF_PART = 0.16  # there, kept for what the best plan of all lacks
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 Looser = tuple[tuple[float, int | None], ...]
@@ -119,13 +120,15 @@ class SearchPass:
         thrifty, many = qoe.latency_s is not None or limited, is_many(problem)
         certifies = not many or (self.thorough and can_certify(self.table))
         bound_part = BOUND_PART if certifies else 0.0
-        own_part = max(OTHERS_PART, bound_part) if many else bound_part
+        others_part = bound_part + (RELIEF_PART if many else 0.0)
+        own_part = others_part + (OTHERS_PART if many else 0.0)
         first = baselines(problem, self.table) if self.borrow else []
         search(
             fastest,
             [*known, *first],
             lambda: self.is_late(THRIFT_PART if thrifty else bound_part),
             ends_own=lambda: self.is_late(THRIFT_PART if thrifty else own_part),
+            ends_others=lambda: self.is_late(THRIFT_PART if thrifty else others_part),
             borrow=self.borrow,
             max_plans=self.max_plans,
         )
@@ -142,6 +145,7 @@ class SearchPass:
                 [plan for other in pools for plan in other.ranking()[:MAX_SHOWN]],
                 lambda: self.is_late(bound_part),
                 ends_own=lambda: self.is_late(own_part),
+                ends_others=lambda: self.is_late(others_part),
                 borrow=self.borrow,
                 max_plans=self.max_plans,
             )

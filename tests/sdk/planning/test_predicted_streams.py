@@ -1,10 +1,10 @@
 """The trace of a stream tells times as runs do: from answer to answer."""
 
 import pytest
+from tests.sdk.planning.homes import random_home
 
 from potluck.planning import make_plans, predict
 from potluck.records import Inference
-from tests.sdk.planning.homes import random_home
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])

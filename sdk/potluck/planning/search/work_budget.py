@@ -21,8 +21,9 @@ HEAD_S = 20e-6
 COST_S = 0.8e-6
 STEP_S = 30e-6
 DEVICE_S = 20e-6
+NEIGHBOUR_S = 2e-4  # what a plan next to another takes at the least
 LOOK_S = 2e-4  # between two looks at the clock
-GIVEN_S, GIVEN_FOR = 2.6, 24  # a home of 24 devices
+GIVEN_S, GIVEN_FOR = 3.1, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 QUICK_MICRO_BATCHES = 256  # up to so many a step is simulated in some 20 ms
 
