@@ -50,7 +50,8 @@ class _Relief:
     """The changes of one plan, its busiest stages first."""
 
     def __init__(self, table: cost.CostTable, plan: Plan) -> None:
-        self.table, self.plan, self.stages = table, plan, plan.stages
+        self.table = table
+        self.plan, self.stages = plan, plan.stages
         self.spares = self._by_speed({d.name for d in table.problem.devices} - {*plan.devices})
         self.busy_s = [self._stage_s(stage) for stage in plan.stages]
         numbers = range(len(plan.stages))
