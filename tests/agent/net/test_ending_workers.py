@@ -76,10 +76,12 @@ def test_one_that_ends_some_moments_after_its_pipe_tells_its_own_reason(supervis
 class SlowEnd:
     """A process that was killed and whose memory is not given back yet, until `gone` is set."""
 
-    pid, returncode, stderr = NOBODY, None, None
+    pid = NOBODY
+    returncode = stderr = None
 
     def __init__(self):
-        self.gone, self.reaped, self.waited_s = threading.Event(), threading.Event(), []
+        self.gone, self.reaped = threading.Event(), threading.Event()
+        self.waited_s = []
 
     def poll(self):
         return self.returncode
