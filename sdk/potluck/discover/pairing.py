@@ -3,6 +3,7 @@ key.
 """
 
 import socket
+import time
 from collections.abc import Sequence
 
 from potluck.discover.keyring import Keyring, KnownDevice, controller_name
@@ -26,6 +27,7 @@ from potluck_wire.pairing import (
 from potluck_wire.stream import StreamReader, pack
 
 CONNECT_S = 5.0
+LEAST_S = 0.001  # a wait of nothing would be no wait at all
 _NEXT_STEP = {
     CLOSED: "Run `potluck agent pair` on it and type the code that it shows.",
     EXPIRED: "Run `potluck agent pair` on it again: a code lives for three minutes.",
@@ -67,7 +69,6 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
         with socket.create_connection(
             (address.host, address.port + PAIRING_OFFSET), CONNECT_S
         ) as connection:
-            connection.settimeout(PAIRING_STEP_S)
             return _converse(connection, side, label)
     except OSError as error:
         raise _nobody(device, address, error) from error
@@ -138,14 +139,20 @@ def _paired_before(known: KnownDevice, label: str, error: PairingError) -> Pairi
 
 def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Paired:
     reader = StreamReader(Channel.PAIRING)
+    connection.settimeout(PAIRING_STEP_S)
     connection.sendall(pack(side.first()))
+    until_s = time.monotonic() + PAIRING_STEP_S  # for a whole message, however its bytes come
     while side.paired is None:
+        connection.settimeout(max(until_s - time.monotonic(), LEAST_S))
         data = connection.recv(4096)
         if not data:
             raise PairingError(
                 "it hung up during pairing.", device=label, next_step=_NEXT_STEP[CLOSED]
             )
-        for message, _ in reader.feed(data):
+        if not (messages := reader.feed(data)) and time.monotonic() > until_s:
+            raise TimeoutError("it says nothing whole")
+        for message, _ in messages:
+            until_s = time.monotonic() + PAIRING_STEP_S
             answer = side.receive(message)
             if answer is not None:
                 connection.sendall(pack(answer))

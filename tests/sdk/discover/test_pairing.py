@@ -3,10 +3,13 @@ tests/sdk/home.)
 """
 
 import socket
+import struct
 import threading
+from contextlib import suppress
 
 import pytest
 
+from potluck.discover import pairing
 from potluck.discover.pairing import pair
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.sessions.events import Address
@@ -72,6 +75,27 @@ def answering():
 def test_says_what_is_wrong(answering, data, error, match):
     with pytest.raises(error, match=match):
         pair(answering(data), "1234 5678", name="notebook", key=KEY, device="phone")
+
+
+def test_one_that_says_a_message_byte_by_byte_is_not_waited_for_longer(monkeypatch):
+    """Else each byte would have as long as a whole message."""
+    monkeypatch.setattr(pairing, "PAIRING_STEP_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            visitor, _ = server.accept()
+            with visitor, suppress(OSError):  # until the notebook leaves
+                visitor.recv(1024)
+                for byte in struct.pack(">II", 1, 500) + bytes(150):
+                    visitor.sendall(bytes((byte,)))
+                    threading.Event().wait(0.02)
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        place = Address(host="127.0.0.1", port=server.getsockname()[1] - PAIRING_OFFSET)
+        with pytest.raises(DeviceGone, match="nobody pairs at"):
+            pair(place, "12345678", name="ada", key=KEY)
+        dripping.join()
 
 
 def test_nobody_there():
