@@ -15,7 +15,7 @@ from typing import Any
 
 from potluck_agent.errors import AgentError
 from potluck_wire.file_lock import alone
-from potluck_wire.file_reading import read_file
+from potluck_wire.file_reading import is_there, read_file
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
@@ -74,7 +74,7 @@ def open_state_dir(path: Path) -> Path:
 def identity(state: Path) -> Identity:
     """The key pair of this device; made at the first start."""
     path = state / IDENTITY
-    if not path.exists():
+    if not is_there(path):
         import zmq
 
         public, secret = (part.decode() for part in zmq.curve_keypair())
@@ -103,7 +103,7 @@ def _read_identity(path: Path) -> Identity:
 def load_peers(state: Path) -> tuple[TrustedPeer, ...]:
     """Whom this device trusts; nobody, before the first pairing."""
     path = state / PEERS
-    if not path.exists():
+    if not is_there(path):
         return ()
     document = read_private(path)
     try:
@@ -225,7 +225,7 @@ def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> No
             json.dump(document, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        if only_if_new and path.exists():
+        if only_if_new and is_there(path):
             part.unlink()
         else:
             part.replace(path)

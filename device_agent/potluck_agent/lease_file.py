@@ -7,6 +7,7 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import MAX_PEERS, read_private, write_private
 from potluck_wire.documents import dump
+from potluck_wire.file_reading import is_there
 from potluck_wire.limits import MAX_LEASES, MAX_STR_BYTES, is_identifier, is_key
 
 FILE = "leases.json"  # in the agent's state directory
@@ -35,7 +36,7 @@ def kept(state: Path) -> str:
         It cannot be read, or is not what this agent writes.
     """
     path = state / FILE
-    if not path.exists():
+    if not is_there(path):
         return ""
     rows = read_private(path, MAX_FILE_BYTES)
     if not is_sound(rows):

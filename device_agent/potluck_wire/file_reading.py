@@ -7,6 +7,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def is_there(path: Path) -> bool:
+    """Whether something has this name. Also a link to what is not there now, as on a disk that is
+    not mounted: nothing new may be begun in its place.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    OSError
+        Its folder cannot be looked at.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def open_file(path: Path) -> BinaryIO:
     """An ordinary file, or a link to one, to be read: a pipe would be waited for, and a device has
     no end.

@@ -8,10 +8,11 @@ import threading
 import pytest
 import zmq
 
-from potluck_agent import control_files, keys
+from potluck_agent import control_files, keys, lease_file
 from potluck_agent.cli import arguments, options
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import TrustedPeer
+from potluck_agent.relay import invitations
 from potluck_wire.file_lock import alone
 from potluck_wire.fingerprint import fingerprint
 
@@ -77,6 +78,26 @@ def test_what_is_no_file_is_waited_for_by_nobody(tmp_path, name, make):
         return
     with pytest.raises(AgentError, match=name):
         (keys.identity if name == keys.IDENTITY else keys.load_peers)(tmp_path)
+
+
+READS = {
+    keys.IDENTITY: keys.identity,
+    keys.PEERS: keys.load_peers,
+    lease_file.FILE: lease_file.kept,
+    invitations.DEVICES: invitations.devices,
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("target", ["/no/such/disk/file", "itself"])
+def test_nothing_takes_the_place_of_a_link_to_what_is_not_there(tmp_path, name, target):
+    """As to a disk that is not mounted now."""
+    path = tmp_path / name
+    path.symlink_to(path if target == "itself" else target)
+    with pytest.raises(AgentError, match=name):
+        READS[name](tmp_path)
+    assert path.is_symlink()
 
 
 @pytest.mark.parametrize(

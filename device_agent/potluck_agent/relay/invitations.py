@@ -14,6 +14,7 @@ from potluck_agent.core.members import read_address
 from potluck_agent.errors import AgentError
 from potluck_wire.errors import WireError
 from potluck_wire.file_lock import alone
+from potluck_wire.file_reading import is_there
 from potluck_wire.limits import RELAY_DEVICES, RELAY_DEVICES_OFFSET, is_device_name, is_key
 
 DEVICES = "devices.json"
@@ -56,7 +57,7 @@ def default_state_dir() -> Path:
 def devices(state: Path) -> tuple[RelayDevice, ...]:
     """Those that are invited; AgentError where the file does not hold."""
     path = state / DEVICES
-    if not path.exists():
+    if not is_there(path):
         return ()
     document = keys.read_private(path)
     try:

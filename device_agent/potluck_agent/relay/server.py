@@ -30,6 +30,7 @@ from potluck_agent.relay.invitations import RelayDevice
 from potluck_agent.relay.joined_streams import READ_BYTES, Budget, TcpStream, join, kept_alive
 from potluck_agent.relay.visits import Visit, Visits, most_crowding
 from potluck_wire.errors import WireError
+from potluck_wire.file_reading import is_there
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import (
     HANDSHAKE_S,
@@ -227,7 +228,7 @@ class RelayServer:
     def _load_devices(self) -> None:
         path = self._state / invitations.DEVICES
         try:
-            stat = path.stat() if path.exists() else None
+            stat = path.stat() if is_there(path) else None
             stamp = stat and (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if stamp == self._stamp:
                 return

@@ -19,7 +19,7 @@ from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.file_lock import alone
-from potluck_wire.file_reading import read_file
+from potluck_wire.file_reading import is_there, read_file
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
 
@@ -100,7 +100,7 @@ class Keyring:
         keys = (
             (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
         )
-        if not keys or not all(is_key(key) for key in keys):
+        if not keys or not all(is_key(key) for key in keys) or not _is_pair(*keys):
             raise _corrupt(
                 path,
                 "it does not hold a key pair",
@@ -230,13 +230,19 @@ def _may_be(known: KnownDevice) -> bool:
     )
 
 
+def _is_pair(public: str, secret: str) -> bool:
+    import zmq
+
+    return bool(zmq.curve_public(secret.encode()).decode() == public)
+
+
 def _corrupt(path: Path, what: str, next_step: str) -> FileError:
     return FileError(f"{path} cannot be used: {what}.", next_step=next_step, path=str(path))
 
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return is_there(path)
     except OSError as error:
         next_step = "Give it to this user (chown), or set POTLUCK_HOME to a folder of yours."
         raise FileError(

@@ -91,13 +91,34 @@ def test_a_corrupt_file_is_an_error_and_stays(tmp_path, text):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("text", ["", '{"public": 3}', "[]", '{"public": "x", "secret": "y"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"public": 3}',
+        "[]",
+        '{"public": "x", "secret": "y"}',
+        json.dumps({"public": "a" * 40, "secret": "b" * 40}),
+    ],
+)
 def test_a_corrupt_identity_is_never_replaced(tmp_path, text):
     path = tmp_path / IDENTITY
     path.write_text(text)
     with pytest.raises(FileError, match=IDENTITY):
         Keyring(tmp_path).identity()
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("target", ["/no/such/disk/file", "itself"])
+@pytest.mark.parametrize("name", [IDENTITY, DEVICES])
+def test_nothing_takes_the_place_of_a_link_to_what_is_not_there(tmp_path, name, target):
+    """As to a disk that is not mounted now."""
+    path = tmp_path / name
+    path.symlink_to(path if target == "itself" else target)
+    ring = Keyring(tmp_path)
+    with pytest.raises(FileError, match=name):
+        ring.identity() if name == IDENTITY else ring.devices()
+    assert path.is_symlink()
 
 
 @pytest.mark.parametrize(
