@@ -97,9 +97,9 @@ class Keyring:
             with self._alone():
                 self._make_identity(path)
         document = _read(path)
-        keys = (
-            (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
-        )
+        keys: tuple[Any, ...] = ()
+        if isinstance(document, dict):
+            keys = document.get("public"), document.get("secret")
         if not keys or not all(is_key(key) for key in keys) or not _is_pair(*keys):
             raise _corrupt(
                 path,

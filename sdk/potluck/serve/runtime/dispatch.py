@@ -9,15 +9,16 @@ lock. Answers are handed to their callers after it is released.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
+from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy
 from potluck.serve.runtime.device_turns import DeviceTurns
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
@@ -62,26 +63,6 @@ STATE_S = 1.0  # between statements of its own state, by which idle goodput is c
 NOBODY = "no device that has it is left"
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Rows that the node has started together, on their way through one loaded model."""
-
-    pool: PoolKey
-    replica: int
-    loaded: Loaded
-    calls: deque[list[RequestRow]]
-    begun_s: float = 0.0
-    rows: list[RequestRow] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class LoadedPool:
-    """A pool with the devices that it is loaded on."""
-
-    pool: Pool
-    loaded: tuple[Loaded, ...]
-
-
 # has the rows of a batch computed where they are loaded: service, where, inputs, how many rows, and
 # the seconds that are left
 Compute = Callable[[str, Loaded, "Sequence[torch.Tensor]", int, float], Computing]
@@ -100,6 +81,10 @@ class Dispatch:
         How the node decides.
     seed
         Of its randomness.
+    is_placed_anew
+        Whether somebody places anew when a device is lost, and says by `placed_anew` when that is
+        done: until then, and for as long as their limit allows, requests wait for it that have no
+        device.
     """
 
     def __init__(
@@ -108,18 +93,22 @@ class Dispatch:
         clock: Callable[[], float] = time.monotonic,
         policy: Policy = OURS,
         seed: int = 0,
+        *,
+        is_placed_anew: bool = False,
     ) -> None:
         self._compute = compute
         self.clock = clock
         self.records: dict[str, Record] = {}
         self.counts: dict[str, Counts] = {}
-        self.lost = threading.Event()  # a device went: somebody places anew
+        self.lost = threading.Event()  # a device went
         self._node = ServerNode("home", self.records, NoView(), Random(seed), policy)
         self._lock = threading.RLock()
         self.turns = DeviceTurns(clock, self._turn)
         self._held: dict[PoolKey, LoadedPool] = {}
         self._rows: dict[int, RequestRow] = {}
         self._streams: dict[int, float] = {}
+        self._is_placed_anew, self._is_placing = is_placed_anew, False
+        self._homeless = dict[str, list[Request]]()  # wait for a device that has their service
         self._n_ids = 0
         self._depth = 0
         self._is_going_on = False
@@ -240,6 +229,12 @@ class Dispatch:
         with self._turn():
             self._put([LoadedPool(pool, tuple(loaded)) for pool, loaded in pools])
 
+    def placed_anew(self) -> None:
+        """Who places anew is done with what was lost before `lost` was cleared."""
+        with self._turn():
+            self._is_placing = self._is_placed_anew and self.lost.is_set()
+            self._settle_homeless()
+
     def loaded(self, name: str, devices: tuple[str, ...]) -> Loaded | None:
         """What is loaded there of this service, and not lost."""
         with self._lock:
@@ -330,9 +325,29 @@ class Dispatch:
     def _refused(self, request: Request, reason: ServeRefusal) -> None:
         self._streams.pop(request.id, None)
         row = self._rows.get(request.id)
-        if row is not None:
-            is_there = self._node.now(request.service, self.clock()) is not None
-            self._refuse(row.pending, reason.value if is_there else NOBODY)
+        if row is None:
+            return
+        if self._node.now(request.service, self.clock()) is not None:
+            self._refuse(row.pending, reason.value)
+        elif not self._waits(request):
+            self._refuse(row.pending, NOBODY)
+
+    def _settle_homeless(self) -> None:
+        waiting, self._homeless = self._homeless, {}
+        for request in chain.from_iterable(waiting.values()):
+            if request.id in self._rows:
+                self._handle(RequestArrived(request))
+
+    def _waits(self, request: Request) -> bool:
+        """Whether a request that no device has a place for waits until there is one."""
+        record = self.records.get(request.service)
+        waiting = self._homeless.setdefault(request.service, [])
+        is_in_time = self._is_placing and self.clock() < request.deadline_s
+        if record is None or not is_in_time or len(waiting) >= record.max_queue:
+            return False
+        waiting.append(request)
+        self._wake_at(request.deadline_s)
+        return True
 
     def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
         if pending.is_over:
@@ -357,16 +372,19 @@ class Dispatch:
         if error is not None:
             self._give(lambda: pending.future.set_exception(error))
         else:
-            self._give(lambda: _answer(pending))
+            self._give(pending.give)
 
     # --- batches ----------------------------------------------------------------------------------
 
     def _start(self, start: ComputeBatch) -> None:
         rows = [self._rows[r.id] for r in start.requests if r.id in self._rows]
-        loaded = self._least_busy(start.pool, {row.refused_by for row in rows})
+        loaded = least_busy(self._held.values(), start.pool, {row.refused_by for row in rows})
         if loaded is None:
-            for row in rows:
-                self._refuse(row.pending, NOBODY)
+            self._place_anew()
+            self._put([*self._held.values()])
+            for request in start.requests:
+                if request.id in self._rows and not self._waits(request):
+                    self._refuse(self._rows[request.id].pending, NOBODY)
         if loaded is None or not rows:
             self._handle(BatchDone(start.pool, start.replica))
             return
@@ -377,16 +395,6 @@ class Dispatch:
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
         self.turns.offer(device, name, partial(self._begin, batch), priority)
-
-    def _least_busy(self, key: PoolKey, refused_by: Collection[str]) -> Loaded | None:
-        """Of this pool; where all of it have refused some of these rows, of another one."""
-        found = [
-            (each.devices[0] in refused_by, held.pool.key != key, each.n_under_way, each)
-            for held in self._held.values()
-            for each in held.loaded
-            if held.pool.allocation.service == key[0] and not each.is_lost
-        ]
-        return min(found, key=lambda one: one[:3])[3] if found else None
 
     def _begin(self, batch: Batch) -> None:
         batch.begun_s = self.clock()
@@ -468,7 +476,7 @@ class Dispatch:
             row.n_lost += reason in LOSSES
         self._handle(BatchFailed(batch.pool, batch.replica))
         if reason == RefusalCode.LEAVING:
-            self.lost.set()
+            self._place_anew()
 
     def _lost(self, batch: Batch, rows: list[RequestRow], error: PotluckError) -> None:
         """Whoever computed it is lost: what is left of the batch is decided anew."""
@@ -480,8 +488,12 @@ class Dispatch:
                 self._fail(row.pending, error)
         if not batch.loaded.is_lost:
             batch.loaded.close()
+        self._place_anew()
         self._put([*self._held.values()])
         self._handle(BatchFailed(batch.pool, batch.replica))
+
+    def _place_anew(self) -> None:
+        self._is_placing = self._is_placed_anew
         self.lost.set()
 
     def _ended(self, batch: Batch) -> None:
@@ -532,13 +544,7 @@ class Dispatch:
             with self._turn():
                 if is_due:
                     self._handle(Tick())
+                    self._settle_homeless()
                 if self.clock() >= stated_s + STATE_S:
                     stated_s = self.clock()
                     self._node.state(stated_s)
-
-
-def _answer(pending: Pending) -> None:
-    try:
-        pending.future.set_result(pending.result())
-    except Exception as error:  # the caller hears of it, whatever it is
-        pending.future.set_exception(error)

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from potluck import units
 from potluck.errors import NotServed, PotluckError, UserError
 from potluck.run.tensors import padded
 from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
@@ -283,8 +284,9 @@ class Entrances:
         programs, rows = self.programs(name, device), inputs[0].shape[0]
         program = next((each for each in programs if each.rows >= rows), None)
         if program is None:
+            most = units.number(programs[-1].rows, "row")
             raise UserError(
-                f"{name}: {device} takes {programs[-1].rows} rows at once, got {rows}.",
+                f"{name}: {device} takes {most} at once, got {rows}.",
                 next_step="Ask for fewer at a time, or the service itself.",
             )
         standing = self._granted[name]

@@ -53,6 +53,13 @@ class Pending:
         self.n_left -= 1
         return not self.n_left
 
+    def give(self) -> None:
+        """Its caller gets the answer, or hears why there is none, whatever it is."""
+        try:
+            self.future.set_result(self.result())
+        except Exception as error:
+            self.future.set_exception(error)
+
     def result(self) -> Any:
         """What its caller gets."""
         import torch

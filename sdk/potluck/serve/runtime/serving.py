@@ -63,7 +63,7 @@ class Serving:
     ) -> None:
         self._link, self._members = link, members
         self.entrances = Entrances(link, members)
-        self.dispatch = Dispatch(self.entrances.compute)
+        self.dispatch = Dispatch(self.entrances.compute, is_placed_anew=True)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
         self._wanted: dict[str, ServiceDemand] = {}
@@ -335,6 +335,7 @@ class Serving:
                 return
             with suppress(PotluckError):  # the next look tries again
                 self._look(went)
+            self.dispatch.placed_anew()
 
     def _renew(self) -> None:
         while not self._closed.wait(RENEW_S):
@@ -349,6 +350,10 @@ class Serving:
             self._follow()
             return
         with self._placing:
+            if went:  # before anything that takes long
+                with suppress(PotluckError):
+                    self._place()
+                self.dispatch.placed_anew()
             self._measure_new()
             self._divide_anew()
             self._place()

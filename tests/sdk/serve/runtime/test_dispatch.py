@@ -18,6 +18,7 @@ from potluck.serve.scheduling.replica_pools import Pool
 torch = pytest.importorskip("torch")
 POISON = -1.0
 BUSY = 1e6  # values from here on only keep devices busy
+QUEUE = 1024
 BATCHES = {"fast": 8, "slow": 2}  # the most rows of a device of each kind
 
 
@@ -55,11 +56,11 @@ class ScriptedHome:
     or None: they are doubled.
     """
 
-    def __init__(self, does, fast=("a", "b"), slow=("c",), limit_s=1e6):
+    def __init__(self, does, fast=("a", "b"), slow=("c",), limit_s=1e6, *, anew=False):
         self.does = does
         self.calls, self.asked = [], []
-        self.dispatch = Dispatch(self.compute)
-        record = service(slo=Latency(limit_s))
+        self.dispatch = Dispatch(self.compute, is_placed_anew=anew)
+        record = replace(service(slo=Latency(limit_s)), max_queue=QUEUE)
         self.dispatch.add(record)
         self.kinds = {"fast": fast, "slow": slow}
         self.place()
@@ -78,6 +79,12 @@ class ScriptedHome:
             if loaded:
                 pools.append((Pool(each, len(names)), loaded))
         self.dispatch.place(pools)
+
+    def place_anew(self):
+        """As whoever watches for what is lost does."""
+        self.dispatch.lost.clear()
+        self.place()
+        self.dispatch.placed_anew()
 
     def compute(self, name, loaded, inputs, rows, left_s):
         assert rows <= loaded.batch
@@ -110,8 +117,9 @@ def outcome(pending):
 REASONS = ("busy", "leaving", "insufficient", "peer-lost", "not-granted", "worker-crashed", "late")
 
 
+@pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(seed):
+def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(seed, anew):
     random = Random(seed)
 
     def does(device, x):
@@ -124,7 +132,7 @@ def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(se
         ]
         return random.choice(kinds)
 
-    home, asked = ScriptedHome(does), []
+    home, asked = ScriptedHome(does, anew=anew), []
     for number in range(150):
         values = [1000.0 * number + i for i in range(random.randrange(1, 6))]
         if random.random() < 0.05:
@@ -133,8 +141,10 @@ def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(se
         if random.random() < 0.3:
             home.go_on(random)
         if random.random() < 0.2:
-            home.place()
-    home.go_on(random)
+            home.place_anew()
+    while any(not pending.is_over for pending, _ in asked):
+        home.go_on(random)
+        home.place_anew()
     stats = home.dispatch.stats("birds")
     n_answered = 0
     for pending, expected in asked:
@@ -205,3 +215,56 @@ def test_a_row_that_kills_workers_downstream_does_not_take_its_neighbours_with_i
     assert isinstance(outcome(asked.pop(3.0)[0]), NotServed)
     for pending, expected in asked.values():
         assert torch.equal(outcome(pending), expected)
+
+
+def lost_home(limit_s=1e6):
+    """Its only device is lost with a request; another one may get the service."""
+    home = ScriptedHome(
+        lambda device, x: DeviceGone("it went.", device=device) if device == "a" else None,
+        fast=("a",),
+        slow=(),
+        limit_s=limit_s,
+        anew=True,
+    )
+    asked = [home.ask(1.0)]
+    home.go_on()
+    asked += [home.ask(2.0), home.ask(3.0, 4.0)]
+    assert home.dispatch.lost.is_set()
+    return home, asked
+
+
+def test_requests_without_a_device_wait_for_the_one_that_gets_their_service():
+    home, asked = lost_home()
+    assert not any(pending.is_over for pending, _ in asked)
+    home.kinds["fast"] = ("b",)
+    home.place_anew()
+    home.go_on()
+    for pending, expected in asked:
+        assert torch.equal(outcome(pending), expected)
+    assert home.dispatch.stats("birds").n_refused == 0
+
+
+@pytest.mark.parametrize("why", ["nobody gets it", "their limit is over", "closed"])
+def test_requests_that_wait_for_a_device_are_refused_once(why):
+    home, asked = lost_home(0.5 if why == "their limit is over" else 1e6)
+    if why == "nobody gets it":
+        home.dispatch.lost.clear()
+        home.dispatch.placed_anew()
+    elif why == "closed":
+        home.dispatch.remove("birds")
+    for pending, _ in asked:
+        assert isinstance(outcome(pending), NotServed)
+    home.kinds["fast"] = () if why == "closed" else ("b",)
+    home.place_anew()
+    home.go_on()
+    assert {device for device, _ in home.asked} == {"a"}
+
+
+def test_no_more_requests_wait_for_a_device_than_the_queue_takes():
+    home, asked = lost_home()
+    asked += [home.ask(float(i)) for i in range(QUEUE)]
+    assert sum(pending.is_over for pending, _ in asked) > 0
+    assert sum(not pending.is_over for pending, _ in asked) <= QUEUE
+    home.dispatch.lost.clear()
+    home.dispatch.placed_anew()
+    assert all(isinstance(outcome(pending), NotServed) for pending, _ in asked)

@@ -113,7 +113,7 @@ def test_an_entrance_takes_as_many_rows_as_its_device_at_once(birds, net):
         for rows in {1, 3, most}:
             x = torch.randn(rows, 8)
             assert torch.allclose(entrance(x), of_net(net, x), atol=1e-6)
-        with pytest.raises(UserError, match=f"takes {most} rows at once"):
+        with pytest.raises(UserError, match=f"takes {most} row"):
             entrance(torch.randn(most + 1, 8))
         with pytest.raises(UserError, match="one row or more"):
             entrance(torch.randn(0, 8))
@@ -164,15 +164,15 @@ def test_batches_larger_than_was_measured_are_not_granted_and_are_answered(birds
     """As where a device keeps what it has loaded, beside others that were measured with less."""
     serving = serving_of(own_home)
     placed = [
-        (loaded, BatchTimes(items=(1, 2), seconds=(1e-3, 1e-3)))
+        (loaded, BatchTimes(items=(1,), seconds=(1e-3,)))
         for held in serving.dispatch.pools()
         for loaded in held.loaded
     ]
     serving.entrances.grant("birds", LIMIT_S, placed)
     for device, most in birds.devices.items():
-        assert most > 2
-        with pytest.raises(UserError, match="takes 2 rows at once"):
-            birds.at(device).ask(torch.randn(3, 8))
+        assert most > 1
+        with pytest.raises(UserError, match="takes 1 row at once"):
+            birds.at(device).ask(torch.randn(2, 8))
     for rows in (1, 2, 3, 40):
         x = torch.randn(rows, 8)
         assert torch.allclose(birds(x), of_net(net, x), atol=1e-6)

@@ -1,0 +1,53 @@
+"""Batches on their way, and the pools of loaded models that they go to."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from potluck.serve.runtime.loaded_model import Loaded
+from potluck.serve.runtime.pending_requests import RequestRow
+from potluck.serve.scheduling.replica_pools import Pool, PoolKey
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Rows that the node has started together, on their way through one loaded model."""
+
+    pool: PoolKey
+    replica: int
+    loaded: Loaded
+    calls: deque[list[RequestRow]]
+    begun_s: float = 0.0
+    rows: list[RequestRow] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class LoadedPool:
+    """A pool with the devices that it is loaded on."""
+
+    pool: Pool
+    loaded: tuple[Loaded, ...]
+
+
+def least_busy(
+    pools: Iterable[LoadedPool], key: PoolKey, refused_by: Collection[str]
+) -> Loaded | None:
+    """Where a batch goes: within its pool; where all of that have refused some of its rows, to
+    another one of the service.
+
+    Parameters
+    ----------
+    pools
+        All that are loaded.
+    key
+        Of the pool that the batch was started for.
+    refused_by
+        The devices that refused some of its rows.
+    """
+    found = [
+        (each.devices[0] in refused_by, held.pool.key != key, each.n_under_way, each)
+        for held in pools
+        for each in held.loaded
+        if held.pool.allocation.service == key[0] and not each.is_lost
+    ]
+    return min(found, key=lambda one: one[:3])[3] if found else None
