@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from potluck.errors import UserError
 from potluck.graph.model import Model
 from potluck.integrations.lightning_hooks import UNKNOWN, BatchIndex, check_hooks, looked_at
+from potluck.integrations.lightning_logs import StepLogs
 from potluck.integrations.steps import Choose, Steps, fastest
 from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE
@@ -30,7 +31,8 @@ class HomeStrategy(SingleDeviceStrategy):
 
     With the first batch, `training_step` is exported as a model and its loss, measured, planned and
     deployed. So it is a function of its batch, whose tensors have rows first and the same shapes
-    every time, but for the number of rows. What it logs but its loss is not seen; a step that reads
+    every time, but for the number of rows. Of what it logs only its loss is known, and logged once
+    for each step; a step that reads
     `batch_idx`, `current_epoch` or the trainer is refused, as is a module that is changed while it
     trains, and a hook on gradients. Optimization is automatic, with one optimizer. Schedulers,
     clipping, accumulation, validation, callbacks and checkpoints are the Trainer's. The module here
@@ -75,6 +77,7 @@ class HomeStrategy(SingleDeviceStrategy):
         self._is_last = False  # of its epoch, or of all
         self._batches: list[dict[str, torch.Tensor]] = []
         self._latest = torch.zeros(())
+        self._logs = StepLogs()
         self._resume: Path | None = None
 
     @property
@@ -211,21 +214,23 @@ class HomeStrategy(SingleDeviceStrategy):
         self._settings = _settings(self.optimizers[0])
         self._is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step + 1
         self._latest = torch.tensor(history.losses[-1])
+        self._logs.repeat(module, self._latest.clone(), sum(rows))
         return self._latest.clone()
 
     def _deploy(self, batch: Any, batches: list[dict[str, torch.Tensor]], n_more: int) -> None:
         module = self.lightning_module
         assert module is not None
         watched = WatchedModule(module, module.trainer, step="training_step", unknown=UNKNOWN)
+        self._logs = StepLogs()
         for name in _COMPILED if module._compiler_ctx is not None else ():
             del vars(watched.copy)[name]  # the class has it as it was written
         for part in watched.copy.modules():
             if isinstance(part, LightningModule):
-                vars(part).update(log=_unheard, log_dict=_unheard)
+                vars(part).update(log=self._logs.log, log_dict=self._logs.log_dict)
         structure, kind = pytree.tree_structure(_plain(batch)), _kind_of(batch)
         self._steps.deploy(
             Model.from_torch(
-                _TrainingStep(watched.copy, structure, n_more, kind),
+                _TrainingStep(watched.copy, structure, n_more, kind, self._logs),
                 batches[0],
                 loss="loss",
                 name=type(module).__name__.lower(),
@@ -235,6 +240,7 @@ class HomeStrategy(SingleDeviceStrategy):
             optimizer=self.optimizers[0],
             resume=self._resume,
         )
+        self._logs.warn_of_others()
 
     def _named(self, batch: Any) -> dict[str, torch.Tensor]:
         """The tensors of a batch, by their places in the first one.
@@ -362,10 +368,6 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _unheard(*args: Any, **kwargs: Any) -> None:
-    """What a step logs while it is traced."""
-
-
 def _kind_of(batch: Any) -> Any:
     """What a mapping is that torch does not look into, such as a tokenizer's; else None."""
     is_unknown = isinstance(batch, Mapping) and pytree.tree_structure(batch).is_leaf()
@@ -393,9 +395,10 @@ class _TrainingStep(torch.nn.Module):
         structure: pytree.TreeSpec | None = None,
         n_more: int = 0,
         kind: Any = None,
+        logs: StepLogs | None = None,
     ) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._logs = module, logs
         self._structure, self._n_more = structure, n_more
         self._kind = kind
 
@@ -406,4 +409,7 @@ class _TrainingStep(torch.nn.Module):
         batch = pytree.tree_unflatten(list(leaves.values()), self._structure)
         batch = batch if self._kind is None else self._kind(batch)
         answer = self.module.training_step(batch, *(BatchIndex() for _ in range(self._n_more)))
-        return {"loss": answer["loss"] if isinstance(answer, dict) else answer}
+        loss = answer["loss"] if isinstance(answer, dict) else answer
+        if self._logs is not None:
+            self._logs.traced(loss)
+        return {"loss": loss}

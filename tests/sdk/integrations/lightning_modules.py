@@ -46,6 +46,20 @@ class Autoencoder(Net):
     validation_step = None
 
 
+class Logs(Net):
+    """Logs its loss in several ways, and what is no loss."""
+
+    def training_step(self, batch, batch_idx):
+        scores = self.head(self.body(batch["x"]))
+        loss = torch.nn.functional.cross_entropy(scores, batch["y"])
+        self.log("by_epoch", loss, on_step=False, on_epoch=True, batch_size=len(scores))
+        self.log_dict({"train_loss": loss, "largest": scores.max()}, prog_bar=True)
+        return {"loss": loss}
+
+    def on_train_epoch_end(self):
+        self.epochs = [*getattr(self, "epochs", ()), dict(self.trainer.callback_metrics)]
+
+
 class Encoded(Net):
     """Its batches are what a tokenizer of transformers gives: mappings whose parts are attributes,
     too.

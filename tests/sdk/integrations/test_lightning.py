@@ -36,6 +36,24 @@ def test_a_strategy_of_a_home_learns_what_lightning_does(made, pair, on_both, tm
     assert len(strategy.home_run.plan.devices) == 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_is_logged_as_its_step_says_and_what_is_none_is_named(
+    made, pair, on_both, tmp_path, accumulate
+):
+    theirs, ours = made.Logs(), made.Logs()
+    settings = {"accumulate_grad_batches": accumulate, "data": made.loader(drop_last=True)}
+    made.trained(theirs, tmp_path / "a", devices=1, **settings)
+    strategy = made.HomeStrategy(pair, choose=on_both)
+    with pytest.warns(UserWarning, match="'largest' is left out"):
+        made.trained(ours, tmp_path / "b", strategy=strategy, **settings)
+    assert len(ours.epochs) == len(theirs.epochs) == 2
+    for mine, its in zip(ours.epochs, theirs.epochs, strict=True):
+        assert float(mine["by_epoch"]) == pytest.approx(float(its["by_epoch"]), rel=1e-5)
+        assert "largest" not in mine
+        if accumulate == 1:
+            assert float(mine["train_loss"]) == pytest.approx(float(its["train_loss"]), rel=1e-5)
+
+
 @pytest.mark.long
 def test_it_goes_on_from_a_checkpoint_with_the_moments_of_the_devices(
     made, pair, on_both, tmp_path

@@ -50,7 +50,8 @@ def quantised(dtype, attributes, shape):
 def test_a_cut_rounds_no_values_to_eight_bits(tmp_path, dtype, attributes, shape):
     onnx_model, exact = quantised(dtype, attributes, shape)
     model = Model.from_onnx(saved(tmp_path, onnx_model))
-    x, n, state = torch.randn(3, 4), len(model.layers()), model.state()
+    x, n = torch.randn(3, 4), len(model.layers())
+    state = model.state()
     for bounds in ((0, n), tuple(range(n + 1))):
         value = x
         for start, stop in pairwise(bounds):
