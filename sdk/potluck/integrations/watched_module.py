@@ -14,9 +14,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from potluck.errors import ModelError
-from potluck.graph.torch.change_detection import Facts, check_facts, facts_of
+from potluck.graph.torch.change_detection import Facts, check_facts, facts_of, read_outside
 
 _PATH = "_path_of_watched"  # an attribute, so that copies of the copy have it
+_OUTSIDE = " (read by "  # in names of what is no attribute
 _AGAIN = (
     "Change it between two trainings: the next one begins with the module as it is then. Limits "
     "and rates are the loop's own, and may change."
@@ -48,7 +49,7 @@ class WatchedModule:
         unknown: frozenset[str] = frozenset(),
         aside: frozenset[str] = frozenset(),
     ) -> None:
-        self._module = module
+        self._module, self._step = module, step
         self._unknown, self._aside = unknown, aside
         self._read: set[tuple[str, str]] = set()
         self._is_tracing = False
@@ -141,7 +142,7 @@ class WatchedModule:
     def _counts(self, key: tuple[str, str | int]) -> bool:
         """Whether a fact may matter: it is no attribute, one that is read, or of torch's own."""
         path, name = key
-        if isinstance(name, int) or (path, name) in self._read:
+        if isinstance(name, int) or (path, name) in self._read or _OUTSIDE in name:
             return True
         try:
             return type(self._module.get_submodule(path)).__module__.startswith("torch.")
@@ -151,6 +152,8 @@ class WatchedModule:
     def _facts(self) -> Facts:
         found: dict[tuple[str, str | int], Any] = {**facts_of(self._module)}
         found.update(self._of_classes())
+        step = getattr(type(self._module), self._step)
+        found.update({("", name): fact for name, fact in read_outside(step).items()})
         return {key: _without(fact, self._aside) for key, fact in found.items()}
 
     def _of_classes(self) -> Iterator[tuple[tuple[str, str], Any]]:

@@ -76,6 +76,19 @@ class Tensor(Attribute):
         self.scale.fill_(1.0 + self.current_epoch)
 
 
+FACTOR = [1.0]
+
+
+class Outside(Plain):
+    """Reads a number that is none of its own."""
+
+    def on_train_epoch_start(self):
+        FACTOR[0] = 1.0 + self.current_epoch
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * FACTOR[0]
+
+
 class Buffer(Plain):
     def __init__(self):
         super().__init__()
@@ -270,6 +283,7 @@ AROUND_A_STEP = {
     "attribute": (Attribute, None, r"scale .* now"),
     "attribute of the class": (OfClass, None, "scale is another one now"),
     "tensor": (Tensor, None, "scale .* was changed"),
+    "outside": (Outside, None, "FACTOR .read by Outside.training_step. is another one now"),
     "buffer": (Buffer, None, "scale was changed"),
     "attribute of a part": (Part, None, r"body\.2\.p is 0\.5 now"),
     "mode": (Mode, None, "body is in evaluation now"),
@@ -310,6 +324,7 @@ def trained(name, **given):
     """The module after three epochs."""
     kind, callback, _ = AROUND_A_STEP[name]
     Attribute.scale = OfClass.scale = 1.0
+    FACTOR[0] = 1.0
     net = kind()
     lightning.Trainer(
         accelerator="cpu",

@@ -17,7 +17,7 @@ NAMES = (
     *("a step left out", "weights after an epoch", "weights in another order", "two steps"),
     *("looks before gradients are zero", "looks before the backward", "looks before the step"),
     *("gradients are zeroed", "gradients are kept", "a rate by the loss"),
-    "a rate before the backward",
+    *("a rate before the backward", "outside"),
 )
 
 

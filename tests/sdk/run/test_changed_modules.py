@@ -410,3 +410,70 @@ def test_a_run_that_was_resumed_answers_and_tells_the_weights_of_its_file(home, 
     run.load_into()
     torch.testing.assert_close(answer, net(x).detach())
     run.close()
+
+
+RATE = 1.0
+OPTIONS = SimpleNamespace(power=1.0, unread=0)
+TABLE = {"offset": 0.0, "unread": 0}
+N_CALLS = 0
+
+
+def scaled(x):
+    return RATE * x
+
+
+class Outward(nn.Module):
+    """Reads numbers of this file."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x):
+        global N_CALLS
+        N_CALLS += 1
+        return scaled(self.linear(x)) ** OPTIONS.power + TABLE["offset"]
+
+
+OUTWARD = {
+    "in a function that it calls": (lambda: globals().update(RATE=2.0), "RATE .read by"),
+    "of a plain object": (lambda: vars(OPTIONS).update(power=2.0), r"OPTIONS\.power .read by"),
+    "of a mapping": (lambda: TABLE.update(offset=1.0), r"TABLE\['offset'\] .read by"),
+}
+
+
+def loss_with(kept):
+    return lambda output, target: nn.functional.mse_loss(output, target) * kept[0]
+
+
+@pytest.fixture
+def as_before():
+    yield
+    globals().update(RATE=1.0)
+    vars(OPTIONS).update(power=1.0)
+    TABLE.update(offset=0.0)
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("change", "says"), OUTWARD.values(), ids=OUTWARD)
+def test_numbers_that_a_module_reads_from_outside_are_not_passed_over(change, says):
+    net, x = Outward(), torch.randn(4, 8)
+    model = potluck.Model.from_torch(net, x)
+    net(x)
+    OPTIONS.unread, TABLE["unread"] = 1, 1
+    model.check_as_traced(train=False)
+    change()
+    with pytest.raises(ModelError, match=f"{says} Outward.forward"):
+        model.check_as_traced(train=False)
+
+
+def test_numbers_that_a_loss_encloses_are_not_passed_over():
+    kept = [1.0]
+    model = potluck.Model.from_torch(
+        nn.Linear(8, 4), torch.randn(4, 8), loss=loss_with(kept), example_targets=torch.randn(4, 4)
+    )
+    model.check_as_traced(train=True)
+    kept[0] = 2.0
+    with pytest.raises(ModelError, match=r"the loss was changed .* kept .read by"):
+        model.check_as_traced(train=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.outer_values import outer_values
 from potluck.graph.torch.training_modes import undecided
 
 Facts = Mapping[tuple[str, str | int], Any]  # by path of the module, and name of the attribute
@@ -216,9 +217,20 @@ def _of_one(owner: torch.nn.Module, read: set[int]) -> Iterator[tuple[str | int,
     yield _FORWARD_HOOKS, _hooks(owner, _FORWARD)
     yield _BACKWARD_HOOKS, _hooks(owner, _BACKWARD)
     yield _PARTS, tuple(owner._modules)
+    if not type(owner).__module__.startswith("torch."):
+        yield from read_outside(type(owner).forward).items()
     held = {name: value for name, value in vars(owner).items() if name not in _OF_TORCH}
     for name, value in {**owner._parameters, **owner._buffers, **held}.items():
         yield name, _token(value, read)
+
+
+def read_outside(function: Any) -> dict[str | int, Any]:
+    """The facts of what a function reads from outside, by names that no attribute has."""
+    by = getattr(function, "__qualname__", "")
+    return {
+        f"{name} (read by {by})": _token(value, set())
+        for name, value in outer_values(function).items()
+    }
 
 
 def _hooks(owner: torch.nn.Module, kinds: tuple[str, ...]) -> tuple[_Same, ...]:
@@ -227,9 +239,7 @@ def _hooks(owner: torch.nn.Module, kinds: tuple[str, ...]) -> tuple[_Same, ...]:
 
 def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:
     """The facts of a loss: a module, another object that is called, or one of the methods of
-    either.
-
-    What a function keeps in its closure is not seen.
+    either. Of a function, plain values that it reads from outside.
     """
     while isinstance(loss, partial | MethodType):
         loss = loss.func if isinstance(loss, partial) else loss.__self__
@@ -242,7 +252,7 @@ def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:
         }
         return {**_facts(loss, read, but), **modes}
     if isinstance(loss, FunctionType | BuiltinFunctionType | type):
-        return {}
+        return {("", name): fact for name, fact in read_outside(loss).items()}
     return {("", name): _token(value, read) for name, value in _attributes(loss).items()}
 
 
