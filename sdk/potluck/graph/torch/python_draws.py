@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from potluck.errors import ModelError
 from potluck.graph.torch.attributes import same
+from potluck.graph.torch.statefulness import spared
 
 # Both draw by the Mersenne Twister, which gives the words of its state one after the other, each
 # through the same permutation of bits. It has these for words of zeros and of ones.
@@ -27,7 +28,8 @@ def check_draws(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Non
     """
 
     def called(words: Sequence[int]) -> list[Any]:
-        with torch.random.fork_rng(devices=()), torch.no_grad(), _drawing(words) as drawn:
+        of_torch = torch.random.fork_rng(devices=())
+        with spared(module), _drawing(words) as drawn, of_torch, torch.no_grad():
             leaves = tree_leaves(module(*tensors))
         found.append(drawn())
         return leaves
