@@ -96,13 +96,27 @@ class DeviceSpec:
 
         It copies as fast as its memory's bandwidth lets it; where nobody knows that, a `Device`'s
         default stands.
+
+        Raises
+        ------
+        FileError
+            Nobody knows its memory, or it draws more idle than busy.
         """
+        idle_w, busy_w = self.get("idle_w"), self.get("busy_w")
+        if idle_w is not None and busy_w is not None and idle_w > busy_w:
+            raise FileError(
+                f"{self.file}: {name or self.name} draws {idle_w:g} W idle and {busy_w:g} W busy; "
+                "expected idle_w to be no more than busy_w.",
+                next_step="Mend the one or the other, in the device's file or the home's [assume].",
+                file=self.file,
+                field="idle_w",
+            )
         known = "copy_bytes_per_s" in self.numbers or "memory_bytes_per_s" in self.numbers
         return Device(
             name=name or self.name,
             memory_bytes=int(self.need("memory_bytes")),
-            idle_w=self.get("idle_w"),
-            busy_w=self.get("busy_w"),
+            idle_w=idle_w,
+            busy_w=busy_w,
             radio_w=self.get("radio_w"),
             power_note=f"those of {self.name} in the library",
             kind=self.name,

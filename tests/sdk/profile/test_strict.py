@@ -197,3 +197,9 @@ def test_a_device_without_its_memory_loads_but_cannot_be_planned_for(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileError, match=r"nowhere\.toml cannot be read"):
         library.load_device(tmp_path / "nowhere.toml")
+
+
+def test_a_device_that_draws_more_idle_than_busy_is_refused(tmp_path):
+    busy = 'busy_w = { value = 1.0, basis = "estimate", source = "me", reason = "it felt cold" }\n'
+    with pytest.raises(FileError, match=r"b draws 1\.5 W idle and 1 W busy; expected idle_w"):
+        load(tmp_path, "mine", HOME + busy)
