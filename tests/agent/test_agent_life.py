@@ -19,7 +19,17 @@ from tests.agent.agents import Keys, RawPeer, agent, command, pair
 from tests.timeouts import TIMEOUT_S
 
 from potluck_wire import limits
-from potluck_wire.messages import Channel, Ping, Pong
+from potluck_wire.messages import (
+    Channel,
+    Hello,
+    Ping,
+    Pong,
+    Rejected,
+    Roster,
+    RosterSet,
+    Value,
+    Welcome,
+)
 from potluck_wire.pairing import PairingFailed
 
 ADA, STRANGER = Keys(), Keys()
@@ -68,6 +78,28 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
                 )  # it comes back by itself; what the old connection had is lost
             assert other.receive(Channel.PULSE)[0].seq == 3
         assert running.command("forget", "bob").returncode == 1
+
+
+def test_with_a_forgotten_notebook_the_members_of_its_home_are_cut_off(tmp_path):
+    """They were let in by its roster alone."""
+    phone = Keys()
+    roster = [{"name": "phone", "key": phone.public, "address": "127.0.0.1:1"}]
+    value = Value(transfer=1, run="none", name="x", shape=(2,), nbytes=8, chunk_bytes=8)
+    with agent(tmp_path, "--pair") as running, ExitStack() as stack:
+        pair(running.port, running.code, ADA, "ada")
+        ada = stack.enter_context(RawPeer(running.port, running.key, ADA))
+        assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
+        assert isinstance(ada.ask(Roster(home="h"), json.dumps(roster).encode()), RosterSet)
+        with RawPeer(running.port, running.key, phone) as member:
+            member.say(value, bytes(8))
+            assert isinstance(member.receive(Channel.DATA)[0], Rejected)  # it is heard
+            monitor = member.sockets[Channel.DATA].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            assert running.command("forget", "ada").returncode == 0
+            assert monitor.poll(TIMEOUT_S * 1000)
+            member.say(value, bytes(8))
+            assert member.hears_nothing()
+            member.sockets[Channel.DATA].disable_monitor()
+            monitor.close(0)
 
 
 @pytest.mark.long

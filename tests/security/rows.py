@@ -227,13 +227,16 @@ ROWS: dict[str, Row] = {
     ),
     "S4": Row(
         "guessing, changing or replaying a pairing",
-        "three tries, one success, and no key that somebody exchanged on the way",
+        "three tries, one success, and no key that somebody exchanged on the way; nobody waits for "
+        "one that never ends its message",
         tests_of(
             "agent/core/test_pairing_window:test_whatever_is_exchanged_on_the_way_ends_the_attempt "
             "test_a_reflected_message_is_refused "
             "test_three_tries_in_all_then_even_the_right_code_is_refused "
             "test_expired_after_its_time_even_for_whoever_is_at_the_desk "
-            "test_refuses_messages_that_do_not_hold_and_never_pairs test_one_visitor_at_a_time"
+            "test_refuses_messages_that_do_not_hold_and_never_pairs test_one_visitor_at_a_time",
+            "sdk/discover/test_pairing:"
+            "test_one_that_says_a_message_byte_by_byte_is_not_waited_for_longer",
         ),
         "the binding of keys and code was reviewed by no cryptographer",
     ),
@@ -286,8 +289,11 @@ ROWS: dict[str, Row] = {
     "S8": Row("the attacks A1 to A15", "all refused", ()),
     "S9": Row(
         "a notebook is forgotten while it is connected",
-        "it is cut off at once",
-        tests_of("agent/test_agent_life:test_a_forgotten_notebook_is_cut_off_at_once"),
+        "it is cut off at once, and with it the members of its home",
+        tests_of(
+            "agent/test_agent_life:test_a_forgotten_notebook_is_cut_off_at_once "
+            "test_with_a_forgotten_notebook_the_members_of_its_home_are_cut_off"
+        ),
     ),
     "S10": Row(
         "a session is recorded and played again; bits are flipped on the way",
@@ -563,6 +569,9 @@ ROWS: dict[str, Row] = {
             "test_a_pace_holds_no_other_notebooks_values",
             "agent/test_shared_agent:"
             "test_two_notebooks_compute_side_by_side_each_within_its_memory",
+            "agent/net/test_ending_workers:"
+            "test_one_that_closed_its_pipe_and_goes_on_is_ended_later "
+            "test_nobody_waits_for_the_memory_of_one_that_is_killed",
         ),
         "the system divides the processor, evenly between workers; memory is claimed by whoever "
         "comes first; whoever guesses the name of a run (48 random bits) may take it before",
@@ -581,6 +590,8 @@ ROWS: dict[str, Row] = {
             "test_what_is_under_way_ends_where_its_part_is_granted_otherwise",
             "agent/core/test_core_grants:"
             "test_what_is_kept_of_programs_to_be_asked_for_is_bounded "
+            "test_what_is_under_way_goes_on_as_it_was_admitted_whatever_rows_are_granted_since "
+            "test_what_was_handed_on_goes_elsewhere_whatever_rows_are_granted_since "
             "test_refuses_by_name_before_anything_is_computed "
             "test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service "
             "test_a_granted_member_of_another_home_is_nobody_here "
