@@ -135,6 +135,8 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         self._batches = []
         result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self.fetch_weights()
+        if self.home_run is not None:
+            self.home_run.close()  # devices keep sixteen
         return result
 
     def training_step(

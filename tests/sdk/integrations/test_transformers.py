@@ -27,6 +27,8 @@ def test_a_trainer_with_a_home_logs_and_learns_what_it_does_without(its, pair, o
     its.check_alike(ours, theirs)
     assert len(ours.home_run.plan.devices) == 2
     assert ours.home_run.step == 6
+    assert ours.home_run.history.losses
+    assert ours.home_run not in pair.runs
     # from the middle, moments and all
     again = its.trained(
         its.HomeTrainer,
