@@ -2,10 +2,11 @@
 read and write.
 
 `agent.json` says that an agent runs, which holds a lock on the directory; `window.json` asks it to
-open or close the pairing window; `tries.json` says how many tries that window has left,
-`paired.json` who has paired in it; `ask.json` asks what goes on, and `status.json` is the answer;
-`load.json` tells an emulated device how many times longer its tasks take, as if something else ran
-on it. Trust itself is in the peers file, which a running agent reads again when it changes.
+open or close the pairing window; `shown.json` says by whom it was asked for, `tries.json` how many
+tries that window has left, `paired.json` who has paired in it; `ask.json` asks what goes on, and
+`status.json` is the answer; `load.json` tells an emulated device how many times longer its tasks
+take, as if something else ran on it. Trust itself is in the peers file, which a running agent reads
+again when it changes.
 """
 
 import os
@@ -20,6 +21,7 @@ from potluck_wire.process_identity import identity
 
 RUNNING = "agent.json"
 WINDOW = "window.json"
+SHOWN = "shown.json"
 TRIES = "tries.json"
 PAIRED = "paired.json"
 LOAD = "load.json"
@@ -59,7 +61,7 @@ class DirectoryClaim:
         """It is no more. What is another agent's stays: the directory may be a new one."""
         document = _read(self._state / RUNNING)
         if not isinstance(document, dict) or document.get("pid") == os.getpid():
-            for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
+            for name in (RUNNING, WINDOW, SHOWN, TRIES, PAIRED, LOAD, ASK, STATUS):
                 with suppress(OSError):  # nothing can be removed from a disk that is read-only now
                     (self._state / name).unlink(missing_ok=True)
         if self._lock is not None:
@@ -117,11 +119,20 @@ def running(state: Path) -> dict[str, Any] | None:
     return document if known and known == document.get("identity") else None
 
 
-def ask_window(state: Path, secret: str, window_s: float | None) -> None:
-    """Ask the running agent for a pairing window; an empty secret closes it."""
+def ask_window(state: Path, secret: str, window_s: float | None, asker: str = "") -> None:
+    """Ask the running agent for a pairing window in the place of any other one, for `asker`; an
+    empty secret closes it.
+    """
+    write_private(state / SHOWN, asker)
     for name in (TRIES, PAIRED):  # they were about another window
         (state / name).unlink(missing_ok=True)
     write_private(state / WINDOW, {"secret": secret, "window_s": window_s})
+
+
+def window_asker(state: Path) -> str | None:
+    """Who asked for a pairing window last; None: nobody since the agent began."""
+    asker = _read(state / SHOWN) if (state / SHOWN).exists() else None
+    return asker if isinstance(asker, str) else None
 
 
 def requested_window(state: Path) -> tuple[str, float | None] | None:

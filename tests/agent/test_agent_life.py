@@ -145,6 +145,24 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 assert "paired with bob" in output
 
 
+@pytest.mark.parametrize("later", ["pair", "token"])
+def test_of_two_that_ask_for_a_window_the_later_one_has_it(tmp_path, later):
+    bob = Keys()
+    with agent(tmp_path) as running, shower(tmp_path) as (first, _), ExitStack() as stack:
+        if later == "pair":
+            second, code = stack.enter_context(shower(tmp_path))
+        else:
+            code = running.command("token").stdout.strip()
+        _, error = first.communicate(timeout=TIMEOUT_S)
+        assert first.returncode == 1
+        assert "another code or token was asked for" in error
+        pair(running.port, code, bob, "bob")
+        if later == "pair":
+            output, error = second.communicate(timeout=TIMEOUT_S)
+            assert (second.returncode, error) == (0, "")
+            assert "paired with bob" in output
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 @pytest.mark.parametrize("port", ["0", "28000"])

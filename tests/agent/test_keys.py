@@ -208,12 +208,14 @@ def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
 
 
 def test_a_window_is_asked_for_once(tmp_path):
-    control_files.ask_window(tmp_path, "12345678", 180.0)
+    assert control_files.window_asker(tmp_path) is None
+    control_files.ask_window(tmp_path, "12345678", 180.0, "ada")
     assert control_files.requested_window(tmp_path) == ("12345678", 180.0)
     assert control_files.requested_window(tmp_path) is None
     (tmp_path / control_files.WINDOW).write_text("junk")
     assert control_files.requested_window(tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
+    assert control_files.window_asker(tmp_path) == "ada"
+    assert [each.name for each in tmp_path.iterdir()] == [control_files.SHOWN]
 
 
 # --- the command line -----------------------------------------------------------------------------

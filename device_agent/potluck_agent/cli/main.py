@@ -16,8 +16,6 @@ from potluck_agent.cli.descriptors import check_descriptors
 from potluck_agent.cli.machine_facts import meter_and_facts
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
-from potluck_wire.fingerprint import fingerprint
-from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
 
 if TYPE_CHECKING:
     from potluck_agent.processors.choice import Choice
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 MIN_ARENA_BYTES = 64 * 1024**2
 NETWORK_LOOK_S = 0.5
 DEVICE_SHARE_FRAC = 0.9  # of an accelerator's free memory; the rest is for its kernels
-ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
 
 
 def run(given: Namespace) -> int:
@@ -53,9 +50,9 @@ def run(given: Namespace) -> int:
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
             return _start(options.start_options(given, os.getppid()), directory)
-        return {"pair": _pair, "token": _token, "peers": _peers, "forget": _forget}[given.command](
-            directory, given
-        )
+        from potluck_agent.cli import trust
+
+        return trust.run(given, directory, lambda line: _print_line(sys.stdout, line))
     except AgentError as error:
         _print_line(sys.stderr, f"potluck agent: {error}")
         return 1
@@ -413,85 +410,6 @@ def _replay(path: Path) -> int:
     from potluck_agent.cli.replay import run
 
     return run(path, lambda line: _print_line(sys.stdout, line))
-
-
-# --- commands to a running agent ------------------------------------------------------------------
-
-
-def _pair(directory: Path, _: Any) -> int:
-    """Open a window in the running agent, and wait until somebody has paired or it is closed."""
-    from potluck_wire.pairing import new_code, show_secret
-
-    code = new_code()
-    _open_window(directory, code, PAIRING_WINDOW_S)
-    _print_line(
-        sys.stdout,
-        f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: "
-        "home.pair(...)",
-    )
-    try:
-        return _await_peer(directory)
-    finally:
-        control_files.ask_window(directory, "", None)
-
-
-def _await_peer(directory: Path) -> int:
-    """Wait until somebody has paired, and say each wrong try.
-
-    AgentError where the code can pair nobody any more.
-    """
-    left = PAIRING_TRIES
-    deadline_s = time.monotonic() + PAIRING_WINDOW_S
-    while time.monotonic() < deadline_s:
-        key = control_files.paired(directory)
-        for peer in keys.load_peers(directory):
-            if peer.key == key:
-                _print_line(sys.stdout, f"paired with {peer.name} ({fingerprint(peer.key)})")
-                return 0
-        left_before, left = left, control_files.tries_left(directory, otherwise=left)
-        if left <= 0:
-            raise AgentError(
-                f"a wrong code was typed, and {control_files.tries(left)}. Was it you?"
-            )
-        if left < left_before:
-            _print_line(sys.stdout, f"a wrong code was typed; {control_files.tries(left)}")
-        time.sleep(0.2)
-    raise AgentError("nobody paired in time. Run it again for a new code.")
-
-
-def _token(directory: Path, _: Any) -> int:
-    from potluck_wire.pairing import new_token
-
-    token = new_token()
-    _open_window(directory, token, None)
-    _print_line(sys.stdout, token)
-    return 0
-
-
-def _open_window(directory: Path, secret: str, window_s: float | None) -> None:
-    """Ask, and see that it was heard."""
-    if control_files.running(directory) is None:
-        raise AgentError(f"no agent runs with {directory}. Start one: potluck agent.")
-    control_files.ask_window(directory, secret, window_s)
-    deadline_s = time.monotonic() + ANSWER_S
-    while (directory / control_files.WINDOW).exists():
-        if time.monotonic() > deadline_s:
-            (directory / control_files.WINDOW).unlink(missing_ok=True)
-            raise AgentError("the running agent does not answer. Is it stopped?")
-        time.sleep(0.02)
-
-
-def _peers(directory: Path, _: Any) -> int:
-    _print_line(sys.stdout, f"this device    {fingerprint(keys.identity(directory).public)}")
-    for peer in keys.load_peers(directory):
-        _print_line(sys.stdout, f"{peer.name:14} {fingerprint(peer.key)}  {peer.role}  {peer.date}")
-    return 0
-
-
-def _forget(directory: Path, given: Any) -> int:
-    keys.forget_peer(directory, given.who)
-    _print_line(sys.stdout, f"forgot {given.who}")
-    return 0
 
 
 _output = threading.Lock()
