@@ -296,10 +296,10 @@ def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
     [["devices", "127.0.0.1:1"], ["peers"], ["pair", "127.0.0.1:1", "--code", "12345678"]],
 )
 def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, capsys, monkeypatch):
-    def exists(path):
+    def is_there(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(keyring.Path, "exists", exists)
+    monkeypatch.setattr(keyring, "is_there", is_there)
     assert cli.main(arguments) == 1
     output = capsys.readouterr().err
     assert str(state) in output
