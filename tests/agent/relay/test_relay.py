@@ -164,9 +164,13 @@ def test_a_key_that_was_not_invited_registers_nothing(way, tmp_path):
             dealer.linger = LINGER_MS
             dealer.curve_serverkey = invitation.key.encode()
             dealer.curve_publickey, dealer.curve_secretkey = public.encode(), secret.encode()
+            let_in = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             dealer.connect(f"tcp://{HOST}:{passing.port}")
             dealer.send_multipart(encode(Register(major=VERSION[0])))
             assert not dealer.poll(300)
+            assert not let_in.poll(0)
+            dealer.disable_monitor()
+            let_in.close(0)
     finally:
         context.destroy(LINGER_MS)
     for port in range(passing.first_port(1), passing.first_port(2)):
