@@ -188,14 +188,14 @@ def put_in_place(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: str | Path, text: str) -> Path:
     """Write a file that the user asked for, in a folder that is there: all of it, or what was there
     stays. Whoever may read the user's files may read it.
 
     Parameters
     ----------
     path
-        The file.
+        As the user gave it; returned as a path.
     text
         What it is to say; lines end as they do in it.
 
@@ -203,16 +203,20 @@ def write_text(path: Path, text: str) -> None:
     ------
     FileError
         It cannot be written; nothing is left behind.
+    UserError
+        It is no path.
     """
+    path = file_path(path)
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             # nothing takes the place of a link, or of /dev/stdout
             path.write_text(text, encoding="utf-8", newline="")
-            return
+            return path
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
     with put_in_place(path) as part:
         part.write_text(text, encoding="utf-8", newline="")
+    return path
 
 
 def holds(value: object, kind: Any) -> bool:

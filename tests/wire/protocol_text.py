@@ -86,6 +86,8 @@ def _shown(name: str, value: Any) -> str:
             if value >= size and value % size == 0:
                 return f"{value // size} {unit}"
         return f"{value} bytes"
+    if name.endswith("_PER_S"):
+        return f"{value:,.0f} a second"
     if name.endswith("_S"):
         return f"{value:g} s"
     return "2**53" if value == 2**53 else str(value)

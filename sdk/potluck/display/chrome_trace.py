@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.display.timeline import devices, kind
-from potluck.documents import file_path, write_text
+from potluck.documents import write_text
 from potluck.records import Device, Event, Trace
 from potluck.sanitized_text import harmless
 
@@ -47,8 +47,7 @@ def save(path: str | Path, *traces: Trace, watts: Sequence[Watts] = ()) -> Path:
     FileError
         It cannot be written; nothing is left behind.
     """
-    write_text(file_path(path), json.dumps(document(traces, watts), allow_nan=False))
-    return file_path(path)
+    return write_text(path, json.dumps(document(traces, watts), allow_nan=False))
 
 
 def modelled_watts(trace: Trace, members: Iterable[Device]) -> dict[str, list[tuple[float, float]]]:

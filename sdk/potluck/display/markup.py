@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from potluck.display.palette import PALETTE
-from potluck.documents import file_path, write_text
+from potluck.documents import write_text
 from potluck.sanitized_text import harmless
 
 # Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours
@@ -133,5 +133,4 @@ def save(path: str | Path, title: str, *fragments: str) -> Path:
     FileError
         It cannot be written; nothing is left behind.
     """
-    write_text(file_path(path), page(title, *fragments))
-    return file_path(path)
+    return write_text(path, page(title, *fragments))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from potluck.display.markup import escaped, fragment
 from potluck.display.palette import DARK_INK, DARK_PAPER, FADED, FONT, INK, PALETTE, PAPER
-from potluck.documents import file_path, write_text
+from potluck.documents import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,7 @@ def save_svg(scene: Scene, path: str | Path) -> Path:
     FileError
         It cannot be written; nothing is left behind.
     """
-    write_text(file_path(path), scene.standalone())
-    return file_path(path)
+    return write_text(path, scene.standalone())
 
 
 def text_width(text: str, size: float) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from potluck.display import chrome_trace
 from potluck.display.chrome_trace import Watts
 from potluck.display.markup import escaped
-from potluck.documents import file_path, write_text
+from potluck.documents import write_text
 from potluck.records import Trace
 
 STYLE = """body{margin:16px;font:13px/1.4 system-ui,sans-serif;background:#fff;color:#1f2328}
@@ -40,8 +40,7 @@ def save(path: str | Path, title: str, *traces: Trace, watts: Sequence[Watts] = 
     FileError
         It cannot be written; nothing is left behind.
     """
-    write_text(file_path(path), page(title, chrome_trace.document(traces, watts)))
-    return file_path(path)
+    return write_text(path, page(title, chrome_trace.document(traces, watts)))
 
 
 def page(title: str, document: object) -> str:

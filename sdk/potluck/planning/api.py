@@ -280,5 +280,4 @@ def save_plan(plan: Plan, path: str | Path) -> Path:
     """
     from potluck.planning.text import dumps
 
-    write_text(file_path(path), dumps(plan))
-    return file_path(path)
+    return write_text(path, dumps(plan))

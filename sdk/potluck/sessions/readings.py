@@ -14,7 +14,7 @@ from pathlib import Path
 
 from potluck import display_hooks
 from potluck.display_hooks import Shown
-from potluck.documents import file_path, write_text
+from potluck.documents import write_text
 from potluck.errors import DeviceGone, HomeError, UserError
 from potluck.sanitized_text import who_is_here
 from potluck.sessions.metering import Metering
@@ -240,8 +240,7 @@ class Readings(Shown):
         writer.writerow(names)
         for reading in rows:
             writer.writerow([_cell(getattr(reading, name)) for name in names])
-        write_text(file_path(path), table.getvalue())
-        return file_path(path)
+        return write_text(path, table.getvalue())
 
     def __repr__(self) -> str:
         return display_hooks.text(self)

@@ -35,11 +35,13 @@ def plans(found: Iterable[Plan], current: Plan | None) -> dict[str, Any]:
             "bytes": max(plan.peak_bytes.values(), default=0),
             "here": name == at_work,
         }
-        if _is_known(plan.energy_j):
-            item["j"] = plan.energy_j
-            item["mark"] = plan.energy_source
-        shown.setdefault(name, item)
+        shown.setdefault(name, item | _energy(plan))
     return shown
+
+
+def _energy(plan: Plan) -> dict[str, Any]:
+    """Its joules, and where its watts come from; nothing where nobody knows."""
+    return {"j": plan.energy_j, "mark": plan.energy_source} if _is_known(plan.energy_j) else {}
 
 
 def _is_known(figure: float | None) -> bool:
@@ -66,9 +68,7 @@ def preview(
     found |= {"micro_batch": plan.micro_batch, "n_micro_batches": plan.n_micro_batches}
     if _is_known(plan.latency_s):
         found["s"] = plan.latency_s
-    if _is_known(plan.energy_j):
-        found["j"] = plan.energy_j
-        found["mark"] = plan.energy_source
+    found |= _energy(plan)
     if before is not None and problem is not None:
         found |= _crossing(plan, before, problem, step_s)
     return found
