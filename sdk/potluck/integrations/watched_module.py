@@ -14,10 +14,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from potluck.errors import ModelError
-from potluck.graph.torch.change_detection import Facts, check_facts, facts_of, read_outside
+from potluck.graph.torch.change_detection import OUTSIDE, Facts, check_facts, facts_of, read_outside
 
 _PATH = "_path_of_watched"  # an attribute, so that copies of the copy have it
-_OUTSIDE = " (read by "  # in names of what is no attribute
 _AGAIN = (
     "Change it between two trainings: the next one begins with the module as it is then. Limits "
     "and rates are the loop's own, and may change."
@@ -142,7 +141,7 @@ class WatchedModule:
     def _counts(self, key: tuple[str, str | int]) -> bool:
         """Whether a fact may matter: it is no attribute, one that is read, or of torch's own."""
         path, name = key
-        if isinstance(name, int) or (path, name) in self._read or _OUTSIDE in name:
+        if isinstance(name, int) or (path, name) in self._read or OUTSIDE in name:
             return True
         try:
             return type(self._module.get_submodule(path)).__module__.startswith("torch.")

@@ -19,6 +19,7 @@ from potluck.errors import ModelError
 from potluck.graph.torch.outer_values import outer_values
 from potluck.graph.torch.training_modes import undecided
 
+OUTSIDE = " (read by "  # in names of what is no attribute
 Facts = Mapping[tuple[str, str | int], Any]  # by path of the module, and name of the attribute
 
 _OF_TORCH = frozenset({*vars(torch.nn.Module()), "_compiled_call_impl"})
@@ -228,7 +229,7 @@ def read_outside(function: Any) -> dict[str | int, Any]:
     """The facts of what a function reads from outside, by names that no attribute has."""
     by = getattr(function, "__qualname__", "")
     return {
-        f"{name} (read by {by})": _token(value, set())
+        f"{name}{OUTSIDE}{by})": _token(value, set())
         for name, value in outer_values(function).items()
     }
 
