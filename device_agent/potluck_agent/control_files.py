@@ -129,8 +129,19 @@ def ask_window(state: Path, secret: str, window_s: float | None, asker: str = ""
     write_private(state / WINDOW, {"secret": secret, "window_s": window_s})
 
 
+def give_window_up(state: Path) -> None:
+    """Let whoever shows the code know that it pairs nobody any more.
+
+    To remove a file takes no room, so this can be said on a disk that is full, too.
+    """
+    with suppress(OSError):
+        (state / SHOWN).unlink(missing_ok=True)
+
+
 def window_asker(state: Path) -> str | None:
-    """Who asked for a pairing window last; None: nobody since the agent began."""
+    """Who asked for a pairing window last; None: nobody since the agent began, or the agent has
+    given that window up.
+    """
     asker = _read(state / SHOWN) if (state / SHOWN).exists() else None
     return asker if isinstance(asker, str) else None
 

@@ -18,6 +18,7 @@ import zmq
 from tests.agent.agents import Keys, RawPeer, agent, command, pair
 from tests.timeouts import TIMEOUT_S
 
+from potluck_agent import keys
 from potluck_wire import limits
 from potluck_wire.messages import (
     Channel,
@@ -143,6 +144,27 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 output, error = process.communicate(timeout=TIMEOUT_S)
                 assert (process.returncode, error) == (0, "")
                 assert "paired with bob" in output
+
+
+def test_whoever_shows_a_code_learns_that_the_device_could_not_keep_who_typed_it(tmp_path):
+    """Here since it trusts as many as it can; as on a disk that is full at that moment."""
+    for number in range(keys.MAX_PEERS):
+        keys.add_peer(tmp_path, keys.TrustedPeer(name=f"n-{number}", key=f"{number:0>40}"))
+    with agent(tmp_path) as running, shower(tmp_path) as (process, code):
+        with pytest.raises(AssertionError, match="hung up"):
+            pair(running.port, code, Keys(), "bob")
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "the code is over" in error
+    assert str(tmp_path) in error
+
+
+def test_whoever_shows_a_code_learns_that_the_agent_has_ended(tmp_path):
+    with agent(tmp_path) as running, shower(tmp_path) as (process, _):
+        running.process.kill()
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "the agent has ended" in error
 
 
 @pytest.mark.parametrize("later", ["pair", "token"])

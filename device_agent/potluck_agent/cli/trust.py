@@ -73,7 +73,8 @@ def _await_peer(directory: Path, asker: str, say: Say) -> None:
     left = PAIRING_TRIES
     deadline_s = time.monotonic() + PAIRING_WINDOW_S
     while time.monotonic() < deadline_s:
-        if control_files.window_asker(directory) not in (asker, None):
+        shown_by = control_files.window_asker(directory)
+        if shown_by not in (asker, None):
             raise AgentError("another code or token was asked for meanwhile; this one is over.")
         key = control_files.paired(directory)
         for peer in keys.load_peers(directory):
@@ -87,6 +88,15 @@ def _await_peer(directory: Path, asker: str, say: Say) -> None:
             )
         if left < left_before:
             say(f"a wrong code was typed; {control_files.tries(left)}")
+        if control_files.running(directory) is None:
+            raise AgentError(
+                "the agent has ended, and this code with it. Start it again: potluck agent start."
+            )
+        if shown_by is None:
+            raise AgentError(
+                "the code is over, and the running agent could not write how it ended. It printed "
+                f"that; is there room in {directory}? Who is trusted: potluck agent peers."
+            )
         time.sleep(0.2)
     raise AgentError("nobody paired in time. Run it again for a new code.")
 

@@ -72,6 +72,8 @@ class PairingListener:
             self._publish_tries()
         except (AgentError, OSError) as error:  # of its directory: the disk is full, or gone
             self._journal.note_state("pairing", f"the pairing window cannot be kept up: {error}")
+            if self._window.n_wrong >= PAIRING_TRIES:
+                control_files.give_window_up(self._state_dir)
 
     def _set_window(self, secret: str, window_s: float | None, now_s: float) -> None:
         """A new window begins with all its tries.
@@ -133,6 +135,7 @@ class PairingListener:
         reply = self._window.receive(data, time.monotonic())
         if reply.paired is not None and not self._trust(reply.paired):
             self.hang_up()  # not kept: then the other side must not believe that it is paired
+            control_files.give_window_up(self._state_dir)
             return
         _answer(visitor, reply)
         if reply.paired is not None:
@@ -140,6 +143,7 @@ class PairingListener:
                 control_files.publish_paired(self._state_dir, reply.paired.key)
             except AgentError as error:
                 self._journal.note_state("pairing", str(error))
+                control_files.give_window_up(self._state_dir)
         if reply.close:
             self.hang_up()
 

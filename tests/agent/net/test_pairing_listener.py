@@ -15,23 +15,27 @@ from potluck_wire.limits import PAIRING_TRIES
 
 def test_a_disk_that_is_full_closes_no_pairing_port(tmp_path):
     noted, window = [], PairingWindow(name="jetson", key="a" * 40)
+    control_files.ask_window(tmp_path, "12345678", 180.0, "who shows it")
+    (tmp_path / control_files.TRIES).mkdir()  # nothing can be written there
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = PairingListener(
             server,
             Poller(),
             window,
             lambda _: True,
-            tmp_path / "gone",
+            tmp_path,
             EventLog(LogFile(tmp_path / "log", "info", pytest.fail), noted.append),
             pytest.fail,
         )
-        window.open("12345678", 0.0)
+        listener.tick(0.0)
         for at_s in range(PAIRING_TRIES):
             window.arrive(at_s)
             window.receive(b"no pairing message", at_s)
             window.leave()
+            assert control_files.window_asker(tmp_path) == "who shows it"
             listener.tick(at_s)
     assert window.n_wrong == PAIRING_TRIES  # they count all the same
+    assert control_files.window_asker(tmp_path) is None  # the code is dead, and that can be told
     assert 1 <= len(noted) <= PAIRING_TRIES
 
 
