@@ -147,6 +147,10 @@ RELAY_HANDSHAKE_S = 4.0
 RELAY_HANDSHAKE_BYTES = 2 * KIB
 RELAY_PAIRING_S = 30.0  # a whole exchange: four steps of 5 s, and the way
 RELAY_PAIRING_BYTES = 4 * MAX_PAIRING_BYTES  # the same, each way
+# connections of one address to ports of devices; all others are hung up on at once. All of a home
+# that come anew at once behind one router are as many: 16 devices, each to 15 others, and notebooks
+RELAY_ARRIVALS_AT_ONCE = 256
+RELAY_ARRIVALS_PER_S = 64.0
 # connections whose handshake is not done, of all devices; then those of the busiest address go
 RELAY_MAX_PENDING = 128
 RELAY_MAX_PENDING_EACH = 32  # of one address: of more, its oldest go

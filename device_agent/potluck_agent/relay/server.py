@@ -27,8 +27,9 @@ from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.relay import invitations
 from potluck_agent.relay.handshake import SIGNATURE_BYTES, Gate, Handshake, PairingExchange
 from potluck_agent.relay.invitations import RelayDevice
-from potluck_agent.relay.joined_streams import READ_BYTES, Budget, TcpStream, join, kept_alive
-from potluck_agent.relay.visits import Visit, Visits, most_crowding
+from potluck_agent.relay.joined_streams import Budget, TcpStream, join, kept_alive
+from potluck_agent.relay.listener import Listener
+from potluck_agent.relay.visits import Arrivals, Visit, Visits, most_crowding
 from potluck_wire.errors import WireError
 from potluck_wire.file_reading import is_there
 from potluck_wire.frames import decode, encode
@@ -36,6 +37,9 @@ from potluck_wire.limits import (
     HANDSHAKE_S,
     LINGER_MS,
     PAIRING_OFFSET,
+    RELAY_ARRIVALS_AT_ONCE,
+    RELAY_ARRIVALS_PER_S,
+    RELAY_DEVICES,
     RELAY_DIAL_OFFSET,
     RELAY_GONE_S,
     RELAY_HANDSHAKE_S,
@@ -62,7 +66,7 @@ class _Registered:
     def __init__(self, device: RelayDevice, route: bytes) -> None:
         self.device, self.route = device, route
         self.heard_s = time.monotonic()
-        self.servers: list[asyncio.Server] = []
+        self.listeners: list[Listener] = []
         self.streams: set[TcpStream] = set()
 
 
@@ -93,11 +97,15 @@ class RelayServer:
         self._state, self._note = state, note
         self._budget = Budget(bytes_per_s)
         self._visits = Visits()
+        self._visiting = Arrivals(RELAY_ARRIVALS_PER_S, RELAY_ARRIVALS_AT_ONCE)
+        # a device dials for visitors of many addresses
+        n_dials = RELAY_DEVICES * RELAY_ARRIVALS_PER_S
+        self._dialling = Arrivals(n_dials, int(n_dials))
         self._devices: dict[str, RelayDevice] = {}
         self._registered: dict[str, _Registered] = {}
         self._streams: dict[Visit, TcpStream] = {}
         self._tickets: dict[bytes, asyncio.Future[TcpStream]] = {}
-        self._dials: dict[TcpStream, str] = {}  # with their addresses
+        self._dials: dict[TcpStream, str] = {}  # with where they come from
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamp: object = None
         self._said = ""
@@ -145,7 +153,7 @@ class RelayServer:
         loop = asyncio.get_running_loop()
         sources: tuple[Any, ...] = (self._router, self._zap, self._monitor)
         try:
-            dials = await self._server(self._dialled, self.port + RELAY_DIAL_OFFSET)
+            dials = self._listener(self._dialled, self.port + RELAY_DIAL_OFFSET, self._dialling)
             try:
                 for source in sources:
                     loop.add_reader(source.get(zmq.FD), self._look)
@@ -171,13 +179,15 @@ class RelayServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _server(self, accept: Callable[[TcpStream], Any], port: int) -> asyncio.Server:
-        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            stream, task = kept_alive(TcpStream(reader, writer)), asyncio.current_task()
+    def _listener(
+        self, accept: Callable[[TcpStream, str], Any], port: int, arrivals: Arrivals
+    ) -> Listener:
+        async def accepted(stream: TcpStream, came_from: str) -> None:
+            task = asyncio.current_task()
             assert task is not None
             self._tasks.add(task)
             try:
-                await accept(stream)
+                await accept(kept_alive(stream), came_from)
             except (OSError, WireError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 pass  # whoever it was is gone, or has no business here
             except asyncio.CancelledError:
@@ -187,7 +197,7 @@ class RelayServer:
                 stream.abort()
 
         try:
-            return await asyncio.start_server(accepted, self.host, port, limit=READ_BYTES)
+            return Listener(self.host, port, arrivals, accepted)
         except (OSError, OverflowError) as error:
             raise _cannot_listen(self.host, port, error) from error
 
@@ -263,7 +273,7 @@ class RelayServer:
         known = self._registered.get(key)
         if known is not None and known.route == route:
             known.heard_s = time.monotonic()
-            if known.servers:
+            if known.listeners:
                 self._welcome(known)
             return
         if known is not None:
@@ -279,22 +289,21 @@ class RelayServer:
     async def _open(self, key: str, registered: _Registered) -> None:
         """Listen on its four ports."""
         name, first = registered.device.name, registered.device.port(self.port)
-        servers: list[asyncio.Server] = []
+        listeners: list[Listener] = []
         try:
             for offset in range(N_PORTS):
-                servers.append(
-                    await self._server(partial(self._visit, registered, offset), first + offset)
-                )
+                accept = partial(self._visit, registered, offset)
+                listeners.append(self._listener(accept, first + offset, self._visiting))
         except AgentError as error:
-            for server in servers:
-                server.close()
+            for listener in listeners:
+                listener.close()
             self._tell(name, f"cannot be reached: {error}")
             failed = Registered(major=VERSION[0], minor=VERSION[1], text=str(error))
             self._say(registered.route, failed)
             if self._registered.get(key) is registered:
                 del self._registered[key]
             return
-        registered.servers = servers
+        registered.listeners = listeners
         if self._registered.get(key) is not registered:  # it went meanwhile
             self._close(registered)
             return
@@ -314,8 +323,8 @@ class RelayServer:
 
     @staticmethod
     def _close(registered: _Registered) -> None:
-        for server in registered.servers:
-            server.close()
+        for listener in registered.listeners:
+            listener.close()
         for stream in tuple(registered.streams):
             stream.abort()
 
@@ -336,9 +345,11 @@ class RelayServer:
 
     # --- visitors ---------------------------------------------------------------------------------
 
-    async def _visit(self, registered: _Registered, offset: int, visitor: TcpStream) -> None:
+    async def _visit(
+        self, registered: _Registered, offset: int, visitor: TcpStream, came_from: str
+    ) -> None:
         """A visitor of one of the device's ports, from its first byte to its last."""
-        visit = Visit(registered.device.key, _address(visitor))
+        visit = Visit(registered.device.key, came_from)
         self._streams[visit] = visitor
         registered.streams.add(visitor)
         if (gone := self._visits.arrive(visit)) is not None:
@@ -404,9 +415,9 @@ class RelayServer:
         finally:
             del self._tickets[ticket]
 
-    async def _dialled(self, stream: TcpStream) -> None:
+    async def _dialled(self, stream: TcpStream, came_from: str) -> None:
         """A device that was asked to connect: its ticket says for whom."""
-        self._dials[stream] = _address(stream)
+        self._dials[stream] = came_from
         if len(self._dials) > MAX_DIALS:
             gone, _ = most_crowding(self._dials)
             del self._dials[gone]
@@ -420,12 +431,6 @@ class RelayServer:
             return
         coming.set_result(stream)
         await stream.writer.wait_closed()  # whoever waited for it ends it
-
-
-def _address(stream: TcpStream) -> str:
-    """Where it comes from; empty where it is gone again."""
-    peer = stream.writer.get_extra_info("peername")
-    return str(peer[0]) if peer else ""
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> AgentError:

@@ -1,5 +1,9 @@
-"""Which connections a relay has, and which one has to go when there are too many. Pure."""
+"""Which connections a relay has, and which one has to go when there are too many. Pure.
 
+Time comes in as an argument.
+"""
+
+import ipaddress
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +17,44 @@ from potluck_wire.limits import (
 )
 
 Waiting = TypeVar("Waiting")
+NETWORK_BITS = 64
+MAX_COUNTED = 4096  # addresses
+
+
+def origin(address: str) -> str:
+    """Who counts as one: an address, and of IPv6 its network of 64 bits, of which one computer may
+    have all addresses. A link's own addresses (fe80::) are one each.
+    """
+    if ":" not in address:
+        return address
+    six = ipaddress.IPv6Address(address.partition("%")[0])
+    if six.ipv4_mapped is not None:
+        return str(six.ipv4_mapped)
+    if six.is_link_local:
+        return address
+    return str(ipaddress.IPv6Network((six, NETWORK_BITS), strict=False))
+
+
+class Arrivals:
+    """How many connections of one origin are taken in a second: `per_s`, and `at_once` after a
+    time in which there were none (a token bucket).
+    """
+
+    def __init__(self, per_s: float, at_once: int) -> None:
+        self._per_s, self._at_once = per_s, at_once
+        self._left: dict[str, tuple[float, float]] = {}  # how many, and when that was; oldest first
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def admit(self, came_from: str, now_s: float) -> bool:
+        """One more comes. Whether it is taken."""
+        left, counted_s = self._left.pop(came_from, (float(self._at_once), now_s))
+        left = min(self._at_once, left + (now_s - counted_s) * self._per_s)
+        self._left[came_from] = (left - 1 if left >= 1 else left), now_s
+        if len(self._left) > MAX_COUNTED:  # who has not come for the longest time has most left
+            del self._left[next(iter(self._left))]
+        return left >= 1
 
 
 def most_crowding(waiting: Mapping[Waiting, str]) -> tuple[Waiting, int]:

@@ -1,7 +1,9 @@
-"""Whose connection goes when a relay has too many, and how fast bytes may pass."""
+"""Whose connection goes when a relay has too many, whose is taken, and how fast bytes may pass."""
+
+import pytest
 
 from potluck_agent.relay.joined_streams import BURST_S, Budget
-from potluck_agent.relay.visits import Visit, Visits
+from potluck_agent.relay.visits import MAX_COUNTED, Arrivals, Visit, Visits, origin
 from potluck_wire.limits import (
     RELAY_MAX_ADMITTED,
     RELAY_MAX_ADMITTED_EACH,
@@ -47,6 +49,35 @@ def test_one_device_does_not_take_all_places():
     visits.leave(many[0])
     visits.leave(many[0])
     assert visits.admit(many[-1])
+
+
+def test_of_one_address_so_many_a_second_are_taken_and_of_others_as_many():
+    arrivals = Arrivals(per_s=2.0, at_once=3)
+    assert [arrivals.admit("eve", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert arrivals.admit("ada", 0.0)
+    assert [arrivals.admit("eve", 0.5) for _ in range(2)] == [True, False]
+    assert [arrivals.admit("eve", 100.0) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_addresses_without_end_take_bounded_memory():
+    arrivals = Arrivals(per_s=1.0, at_once=1)
+    for number in range(2 * MAX_COUNTED):
+        assert arrivals.admit(f"{number}", 0.0)
+        assert len(arrivals) <= MAX_COUNTED
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("203.0.113.5", "203.0.113.5"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("::ffff:203.0.113.5", "203.0.113.5"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+    ],
+)
+def test_who_counts_as_one(address, counted):
+    assert origin(address) == counted
 
 
 def test_all_devices_together_have_so_many():
