@@ -539,11 +539,16 @@ ROWS: dict[str, Row] = {
             "test_whoever_the_device_refuses_is_cut_off test_a_pairing_has_its_bytes_and_no_more",
             "agent/relay/test_visits:test_a_stranger_takes_places_of_its_own_only "
             "test_strangers_of_many_addresses_have_so_many_places_together "
-            "test_one_device_does_not_take_all_places",
+            "test_one_device_does_not_take_all_places "
+            "test_of_one_address_so_many_a_second_are_taken_and_of_others_as_many "
+            "test_addresses_without_end_take_bounded_memory",
+            "agent/relay/test_listener:"
+            "test_one_address_that_comes_without_end_is_served_as_often_as_it_may_and_others_too "
+            "test_without_descriptors_it_waits_and_goes_on",
         ),
         "a relay sees who talks when and how much, and may cut anybody; strangers with very many "
-        "addresses, or some thousand connections a second, can keep new visitors waiting, and those "
-        "who are in for a second",
+        "addresses, or some ten thousand connections a second, can keep new visitors waiting for a "
+        "second or two",
     ),
     "S21": Row(
         "a paired notebook, its worker and its devices do anything beside another notebook's run on "

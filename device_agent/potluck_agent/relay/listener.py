@@ -13,7 +13,7 @@ from contextlib import suppress
 from potluck_agent.relay.joined_streams import READ_BYTES, TcpStream
 from potluck_agent.relay.visits import Arrivals, origin
 
-BACKLOG = 128  # that the system keeps until they are taken
+BACKLOG = 1024  # that the system keeps until they are taken
 AT_ONCE = 64  # connections of one port before everything else has its turn
 PAUSE_S = 0.5  # where the system has no more descriptors or memory for them
 _GONE_AT_ONCE = struct.pack("ii", 1, 0)  # nothing waits in the system for a stranger's last word
