@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from potluck_agent.relay.joined_streams import READ_BYTES, TcpStream
-from potluck_agent.relay.visits import Arrivals, origin
+from potluck_agent.relay.visits import ArrivalRate, origin
 
 BACKLOG = 1024  # that the system keeps until they are taken
 AT_ONCE = 64  # connections of one port before everything else has its turn
@@ -20,7 +20,7 @@ _GONE_AT_ONCE = struct.pack("ii", 1, 0)  # nothing waits in the system for a str
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Listener:
+class CountingListener:
     """Listens from now on; `serve(stream, origin)` is awaited for each who comes in.
 
     Raises
@@ -33,7 +33,7 @@ class Listener:
         self,
         host: str,
         port: int,
-        arrivals: Arrivals,
+        arrivals: ArrivalRate,
         serve: Callable[[TcpStream, str], Awaitable[None]],
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -28,8 +28,8 @@ from potluck_agent.relay import invitations
 from potluck_agent.relay.handshake import SIGNATURE_BYTES, Gate, Handshake, PairingExchange
 from potluck_agent.relay.invitations import RelayDevice
 from potluck_agent.relay.joined_streams import Budget, TcpStream, join, kept_alive
-from potluck_agent.relay.listener import Listener
-from potluck_agent.relay.visits import Arrivals, Visit, Visits, most_crowding
+from potluck_agent.relay.listener import CountingListener
+from potluck_agent.relay.visits import ArrivalRate, Visit, Visits, most_crowding
 from potluck_wire.errors import WireError
 from potluck_wire.file_reading import is_there
 from potluck_wire.frames import decode, encode
@@ -66,7 +66,7 @@ class _Registered:
     def __init__(self, device: RelayDevice, route: bytes) -> None:
         self.device, self.route = device, route
         self.heard_s = time.monotonic()
-        self.listeners: list[Listener] = []
+        self.listeners: list[CountingListener] = []
         self.streams: set[TcpStream] = set()
 
 
@@ -97,10 +97,10 @@ class RelayServer:
         self._state, self._note = state, note
         self._budget = Budget(bytes_per_s)
         self._visits = Visits()
-        self._visiting = Arrivals(RELAY_ARRIVALS_PER_S, RELAY_ARRIVALS_AT_ONCE)
+        self._visiting = ArrivalRate(RELAY_ARRIVALS_PER_S, RELAY_ARRIVALS_AT_ONCE)
         # a device dials for visitors of many addresses
         n_dials = RELAY_DEVICES * RELAY_ARRIVALS_PER_S
-        self._dialling = Arrivals(n_dials, int(n_dials))
+        self._dialling = ArrivalRate(n_dials, int(n_dials))
         self._devices: dict[str, RelayDevice] = {}
         self._registered: dict[str, _Registered] = {}
         self._streams: dict[Visit, TcpStream] = {}
@@ -180,8 +180,8 @@ class RelayServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _listener(
-        self, accept: Callable[[TcpStream, str], Any], port: int, arrivals: Arrivals
-    ) -> Listener:
+        self, accept: Callable[[TcpStream, str], Any], port: int, arrivals: ArrivalRate
+    ) -> CountingListener:
         async def accepted(stream: TcpStream, came_from: str) -> None:
             task = asyncio.current_task()
             assert task is not None
@@ -197,7 +197,7 @@ class RelayServer:
                 stream.abort()
 
         try:
-            return Listener(self.host, port, arrivals, accepted)
+            return CountingListener(self.host, port, arrivals, accepted)
         except (OSError, OverflowError) as error:
             raise _cannot_listen(self.host, port, error) from error
 
@@ -289,7 +289,7 @@ class RelayServer:
     async def _open(self, key: str, registered: _Registered) -> None:
         """Listen on its four ports."""
         name, first = registered.device.name, registered.device.port(self.port)
-        listeners: list[Listener] = []
+        listeners: list[CountingListener] = []
         try:
             for offset in range(N_PORTS):
                 accept = partial(self._visit, registered, offset)

@@ -35,7 +35,7 @@ def origin(address: str) -> str:
     return str(ipaddress.IPv6Network((six, NETWORK_BITS), strict=False))
 
 
-class Arrivals:
+class ArrivalRate:
     """How many connections of one origin are taken in a second: `per_s`, and `at_once` after a
     time in which there were none (a token bucket).
     """

@@ -8,8 +8,8 @@ from contextlib import suppress
 from tests.agent.relay.relays import HOST, free_ports
 from tests.timeouts import TIMEOUT_S
 
-from potluck_agent.relay.listener import Listener
-from potluck_agent.relay.visits import Arrivals
+from potluck_agent.relay.listener import CountingListener
+from potluck_agent.relay.visits import ArrivalRate
 
 N_STRANGERS = 100  # the system keeps some more until they are taken
 SERVED = b"served"
@@ -34,7 +34,7 @@ async def serve(stream, came_from):
 def test_one_address_that_comes_without_end_is_served_as_often_as_it_may_and_others_too():
     async def play():
         port = free_ports(1)
-        listener = Listener(HOST, port, Arrivals(per_s=0.0, at_once=3), serve)
+        listener = CountingListener(HOST, port, ArrivalRate(per_s=0.0, at_once=3), serve)
         many = await asyncio.gather(*(said("127.0.0.3", port) for _ in range(N_STRANGERS)))
         assert many.count(SERVED) == 3
         assert set(many) == {SERVED, b""}
@@ -49,17 +49,17 @@ def test_one_address_that_comes_without_end_is_served_as_often_as_it_may_and_oth
 def test_without_descriptors_it_waits_and_goes_on(monkeypatch):
     """It neither ends nor spins."""
 
-    class Full(socket.socket):
+    class FullSocket(socket.socket):
         n_asked = 0
 
         def accept(self):
-            Full.n_asked += 1
-            if Full.n_asked <= 2:
+            FullSocket.n_asked += 1
+            if FullSocket.n_asked <= 2:
                 raise OSError(errno.EMFILE, "none left")
             return super().accept()
 
     def full_server(place, *, family, backlog):
-        listening = Full(family)
+        listening = FullSocket(family)
         listening.bind(place)
         listening.listen(backlog)
         return listening
@@ -68,9 +68,9 @@ def test_without_descriptors_it_waits_and_goes_on(monkeypatch):
     monkeypatch.setattr("socket.create_server", full_server)
 
     async def play():
-        listener = Listener(HOST, port, Arrivals(per_s=1.0, at_once=1), serve)
+        listener = CountingListener(HOST, port, ArrivalRate(per_s=1.0, at_once=1), serve)
         assert await said(HOST, port) == SERVED
-        assert Full.n_asked <= 4
+        assert FullSocket.n_asked <= 4
         listener.close()
 
     asyncio.run(play())

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck_agent.relay.joined_streams import BURST_S, Budget
-from potluck_agent.relay.visits import MAX_COUNTED, Arrivals, Visit, Visits, origin
+from potluck_agent.relay.visits import MAX_COUNTED, ArrivalRate, Visit, Visits, origin
 from potluck_wire.limits import (
     RELAY_MAX_ADMITTED,
     RELAY_MAX_ADMITTED_EACH,
@@ -52,7 +52,7 @@ def test_one_device_does_not_take_all_places():
 
 
 def test_of_one_address_so_many_a_second_are_taken_and_of_others_as_many():
-    arrivals = Arrivals(per_s=2.0, at_once=3)
+    arrivals = ArrivalRate(per_s=2.0, at_once=3)
     assert [arrivals.admit("eve", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert arrivals.admit("ada", 0.0)
     assert [arrivals.admit("eve", 0.5) for _ in range(2)] == [True, False]
@@ -60,7 +60,7 @@ def test_of_one_address_so_many_a_second_are_taken_and_of_others_as_many():
 
 
 def test_addresses_without_end_take_bounded_memory():
-    arrivals = Arrivals(per_s=1.0, at_once=1)
+    arrivals = ArrivalRate(per_s=1.0, at_once=1)
     for number in range(2 * MAX_COUNTED):
         assert arrivals.admit(f"{number}", 0.0)
         assert len(arrivals) <= MAX_COUNTED
