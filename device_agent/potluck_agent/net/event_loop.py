@@ -121,7 +121,9 @@ class EventLoop:
         self._promises = LeaseWrites(state_dir, self._send, self._feed)
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
-        self._workers = WorkerPool(self._sources, start_worker, may_rest=may_rest)
+        self._workers = WorkerPool(
+            self._sources, start_worker, journal.worker_starts, may_rest=may_rest
+        )
         self._kept = KeptFiles(state_dir, journal.note)
         self._sources.register(self._kept.descriptor)
         self._context: Any = zmq.Context()
@@ -222,6 +224,7 @@ class EventLoop:
         self._guarded(self._cut_full)
         self._guarded(self._workers.listen)
         self._guarded(self._end_hung, now_s)
+        self._guarded(self._start_workers)
         self._guarded(self._meter.tick, now_s, *self._core.spent_s)
         self._feed(Tick())
 
@@ -431,7 +434,8 @@ class EventLoop:
             case ToWorker():
                 self._workers.hold(action)
             case StartWorker():
-                self._start_worker(action.worker)
+                self._workers.ask(action.worker, time.monotonic())
+                self._start_workers()
             case LimitWorker():
                 self._workers.limit(action)
             case KillWorker():
@@ -481,13 +485,9 @@ class EventLoop:
             return _ZEROS[: part.nbytes]
         return self._workers.view(part)
 
-    def _start_worker(self, number: int) -> None:
-        try:
-            self._workers.start(number)
-            self._journal.worker_starts()
-        except (AgentError, OSError) as error:
-            text = f"no worker can be started: {error}"
-            self._feed(WorkerDied(FailureCause.CRASHED, text, number))
+    def _start_workers(self) -> None:
+        for event in self._workers.start_due(time.monotonic()):
+            self._feed(event)
 
     def _read_workers(self, ready: Container[Any]) -> None:
         for number in self._workers.numbers:

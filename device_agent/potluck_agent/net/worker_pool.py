@@ -1,39 +1,79 @@
 """All workers of the moment as the loop sees them, by their numbers: one for each notebook that
 computes here.
+
+Each may take what the owner allows, so one begins when those that were ended have given their
+memory back (0.1 s for each GiB).
 """
 
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from potluck_agent.core.events import FromWorker, LimitWorker, Span, Store, ToWorker, WorkerDied
+from potluck_agent.errors import AgentError
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
+from potluck_wire.messages import FailureCause
+
+MOST_WAIT_S = 5.0  # for the memory of those that were ended; one that a driver holds may stay
 
 
 class WorkerPool:
-    """`start()` gives a new worker link; `may_rest` as for `WorkerSupervisor`."""
+    """`start()` gives a new worker link, and `started()` is told of it; `may_rest` as for
+    `WorkerSupervisor`.
+    """
 
     def __init__(
-        self, sources: Poller, start: Callable[[], Any], *, may_rest: bool = False
+        self,
+        sources: Poller,
+        start: Callable[[], Any],
+        started: Callable[[], None],
+        *,
+        may_rest: bool = False,
     ) -> None:
         self._sources = sources
-        self._start, self._may_rest = start, may_rest
+        self._start, self._started = start, started
+        self._may_rest = may_rest
         self._workers: dict[int, WorkerSupervisor] = {}
+        self._ending: set[WorkerSupervisor] = set()
+        self._asked_s: dict[int, float] = {}  # those that are to start
 
     def _all(self) -> tuple[WorkerSupervisor, ...]:
         return tuple(self._workers.values())
 
-    def start(self, number: int) -> None:
-        """Start that worker; OSError or AgentError where it is impossible."""
+    def ask(self, number: int, now_s: float) -> None:
+        """That worker is to start with the next `start_due` that finds memory for it."""
+        self._asked_s[number] = now_s
+
+    def start_due(self, now_s: float) -> Iterator[WorkerDied]:
+        """Start those whose time has come; the ends of those that cannot be started.
+
+        To be called some times a second.
+        """
+        if not self._asked_s:
+            return
+        self._ending = {each for each in (*self._ending, *self._all()) if each.is_ending}
+        for number, asked_s in tuple(self._asked_s.items()):
+            if not self._ending or now_s - asked_s > MOST_WAIT_S:
+                try:
+                    self._begin(number)
+                    self._started()
+                except (AgentError, OSError) as error:
+                    text = f"no worker can be started: {error}"
+                    yield WorkerDied(FailureCause.CRASHED, text, number)
+
+    def _begin(self, number: int) -> None:
+        self._asked_s.pop(number, None)
         worker = WorkerSupervisor(self._sources, self._start, number, may_rest=self._may_rest)
         worker.start()
         self._workers[number] = worker
 
     def kill(self, number: int) -> None:
-        """End that worker, if there is one."""
+        """End that worker, if there is one, and start none of this number."""
+        self._asked_s.pop(number, None)
         worker = self._workers.pop(number, None)
         if worker is not None:
             worker.kill()
+            self._ending.add(worker)
 
     def kill_all(self) -> None:
         """End every worker."""

@@ -34,6 +34,7 @@ class WorkerSupervisor:
         self._stillness: StallDetector | None = None
         self._events = 0
         self._closed_s: float | None = None  # its pipe, and it goes on
+        self._killed: Any = None
 
     def view(self, arena: str, offset: int, nbytes: int) -> memoryview:
         """Bytes of its inbound or outbound memory; LookupError where there is no worker."""
@@ -69,7 +70,14 @@ class WorkerSupervisor:
         if self._worker is not None:
             self._stop_reading()
             self._worker.kill()
-            self._worker = None
+            self._killed, self._worker = self._worker, None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was ended, and the system has not given its memory back yet."""
+        if self._killed is not None and self._killed.has_ended(0):
+            self._killed = None
+        return self._killed is not None
 
     def listen(self) -> None:
         """Keep what it wrote to its standard error."""

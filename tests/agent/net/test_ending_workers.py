@@ -12,6 +12,7 @@ from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.core.events import WorkerDied
 from potluck_agent.net.poller import Poller
+from potluck_agent.net.worker_pool import MOST_WAIT_S, WorkerPool
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.launch import ENDING_S, SOON_S, WorkerLink
@@ -105,3 +106,69 @@ def test_nobody_waits_for_the_memory_of_one_that_is_killed():
     assert link.exit_reason(0)[0] == FailureCause.CANCELLED
     process.gone.set()
     assert process.reaped.wait(TIMEOUT_S)  # it stays no zombie
+
+
+@pytest.fixture
+def pool():
+    """Workers that take long to give their memory back, and the processes of those that began."""
+    processes, pipes = [], []
+
+    def start():
+        processes.append(SlowEnd())
+        link, theirs = link_of(processes[-1])
+        pipes.append(theirs)
+        return link
+
+    workers = WorkerPool(Poller(), start, lambda: None, may_rest=True)
+    workers.ask(0, 0.0)
+    assert list(workers.start_due(0.0)) == []
+    yield workers, processes
+    for process, pipe in zip(processes, pipes, strict=True):
+        process.gone.set()
+        pipe.close()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_starts_once_those_that_were_ended_gave_their_memory_back(pool, number):
+    """Together they would take more than the owner allows."""
+    workers, processes = pool
+    workers.kill(0)
+    workers.ask(number, 10.0)
+    assert list(workers.start_due(10.0)) == []
+    assert len(processes) == 1
+    processes[0].gone.set()
+    assert processes[0].reaped.wait(TIMEOUT_S)
+    for at_s in (10.2, 10.4):
+        assert list(workers.start_due(at_s)) == []
+        assert len(processes) == 2
+    assert workers.numbers == (number,)
+
+
+def test_a_worker_that_never_ends_keeps_others_for_some_seconds(pool):
+    workers, processes = pool
+    workers.kill(0)
+    workers.ask(1, 10.0)
+    assert list(workers.start_due(10.0 + MOST_WAIT_S)) == []
+    assert len(processes) == 1
+    assert list(workers.start_due(10.1 + MOST_WAIT_S)) == []
+    assert len(processes) == 2
+
+
+def test_a_worker_that_is_ended_before_it_began_does_not_begin(pool):
+    workers, processes = pool
+    workers.ask(1, 1.0)
+    workers.kill(1)
+    assert list(workers.start_due(2.0)) == []
+    assert len(processes) == 1
+
+
+def test_a_worker_that_cannot_be_started_is_told_of_once():
+    def start():
+        raise OSError("no memory")
+
+    workers = WorkerPool(Poller(), start, lambda: None)
+    workers.ask(3, 1.0)
+    (died,) = workers.start_due(1.0)
+    assert (died.worker, died.cause) == (3, FailureCause.CRASHED)
+    assert "no memory" in died.text
+    assert list(workers.start_due(2.0)) == []
