@@ -43,6 +43,7 @@ MAX_FRAMES = 10_000  # of one stream
 BODY_S = 30.0  # that a body may take
 FEW_ROWS = 16  # asked for at once, 0.7 ms each; more of them in a thread
 SMALL_BYTES = 64 * 1024  # read at once: 3 ms; larger ones one after the other, beside the rest
+LIVE = "/v2/health/live"
 HEADER = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
 Services = Callable[[], "Mapping[str, Service]"]
@@ -73,7 +74,7 @@ def application(
     one = "/v2/models/{name}"
     routes: list[tuple[str, Endpoint, str]] = [
         ("/v2", entrance.server, "GET"),
-        ("/v2/health/live", entrance.live, "GET"),
+        (LIVE, entrance.live, "GET"),
         ("/v2/health/ready", entrance.ready, "GET"),
         (one, entrance.about, "GET"),
         (f"{one}/ready", entrance.model_ready, "GET"),
@@ -135,7 +136,8 @@ class GatewayRoutes:
         return answer
 
     def _may(self, request: Request) -> bool:
-        if not self._token or request.url.path == "/v2/health/live":
+        # the path by which the route was found; that of `request.url` may hold what `Host` says
+        if not self._token or request.scope["path"] == LIVE:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         is_same = hmac.compare_digest(given.strip().encode(), self._token.encode())
@@ -313,7 +315,9 @@ def _error(status: int, text: str, **facts: object) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     """No route, or none for this verb, as clients of the protocol read errors."""
     assert isinstance(error, HTTPException)
-    response = _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+    response = _error(
+        error.status_code, f"{request.method} {request.scope['path']}: {error.detail}."
+    )
     response.headers.update(error.headers or {})
     return response
 

@@ -23,6 +23,7 @@ from potluck.testing.memory import memory_home
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("tritonclient.http")
 parser = pytest.importorskip("prometheus_client.parser")
+URL = pytest.importorskip("starlette.datastructures").URL
 Gateway = pytest.importorskip("potluck.serve.gateway.server").Gateway
 LONG_S = 120.0
 MAX_BODY_BYTES = 20_000
@@ -347,6 +348,20 @@ def test_a_token_is_asked_for_and_compared(net):
                 assert answer_of(opened, "POST", path, body, Authorization=right)[0] == 200
             assert answer_of(opened, "GET", "/metrics")[0] == 401
             assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["x/v2/health/live?", "x/v2/health/live#", "/v2/health/live?"])
+def test_a_host_that_looks_like_the_open_route_opens_no_other(monkeypatch, host):
+    """Starlette before 1.0 made the address of a request of what `Host` says."""
+
+    def url(request):
+        return URL(f"http://{request.headers['host']}{request.scope['path']}")
+
+    monkeypatch.setattr("starlette.requests.Request.url", property(url))
+    with Gateway(dict, token="sesame") as opened:
+        for path in ("/metrics", "/v2/models/birds"):
+            assert answer_of(opened, "GET", path, Host=host)[0] == 401
+        assert answer_of(opened, "GET", "/v2/health/live", Host=host)[0] == 200
 
 
 def test_it_is_not_open_to_others_without_a_token():
