@@ -565,7 +565,7 @@ class Model(Shown):
         return module is self._net
 
     def check_as_traced(
-        self, *, train: bool = False, constants: "LossConstants | None" = None
+        self, *, train: bool = False, constants: "LossConstants | None" = None, quick: bool = False
     ) -> None:
         """Whether the user's module is what it was when it was traced, but for its values.
 
@@ -575,6 +575,8 @@ class Model(Shown):
             Its loss matters, too, which parts are in evaluation, and which weights are trained.
         constants
             Those of a run, whose values must not have changed since.
+        quick
+            Of large ones, look only whether torch has changed them.
 
         Raises
         ------
@@ -591,7 +593,7 @@ class Model(Shown):
         if train:
             check_modes(self._net, self.laid_out(True).line.traced)
         if constants is not None:
-            check_unchanged(self.laid_out(True).line.traced, constants)
+            check_unchanged(self.laid_out(True).line.traced, constants, quick=quick)
 
     def value_marks(self) -> "Marks":
         """Marks of the values that the tensors which it answers by have now, for `graph.values`.

@@ -258,6 +258,8 @@ class FitCall:
         """One step, with the settings of the optimizer that it is to be taken with."""
         engine, source = self._engine, self._source
         assert source is not None
+        # callbacks, a loader and whoever waits for the fit may have changed what the trace has read
+        engine.model.check_as_traced(train=True, constants=engine.loss_constants, quick=True)
         number = engine.next_step
         settings = [source.settings(number)]
         for later in range(1, self._n_steps(len(batch[0]))):

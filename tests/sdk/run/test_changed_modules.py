@@ -477,3 +477,59 @@ def test_numbers_that_a_loss_encloses_are_not_passed_over():
     kept[0] = 2.0
     with pytest.raises(ModelError, match=r"the loss was changed .* kept .read by"):
         model.check_as_traced(train=True)
+
+
+def rated(net, loss):
+    global RATE
+    RATE = 0.5
+    del net, loss
+
+
+WITHIN = {
+    "a number of the loss": (lambda _, loss: setattr(loss, "rate", 2.0), r"rate is 2\.0 now"),
+    "a number of the module": (lambda net, _: setattr(net, "rate", 2.0), r"rate is 2\.0 now"),
+    "a number outside": (rated, r"RATE \(read by.*is 0\.5 now, and was 1\.0"),
+    "values of the loss": (lambda _, loss: halved(loss.of_classes.weight), "has other values"),
+    "many values of the loss": (lambda _, loss: halved(loss.many), "many has other values"),
+    "frozen": (lambda net, _: net.last[0].requires_grad_(False), "is frozen now"),
+}
+
+
+class RatedOutside(Loss):
+    """Reads a number from outside, and many of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.many = torch.ones(1 << 15, 4)
+
+    def forward(self, output, target):
+        return super().forward(output * self.many.sum(0) / self.many.shape[0], target) * RATE
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("by", ["on_step", "on_epoch", "log", "data"])
+@pytest.mark.parametrize("change", WITHIN)
+def test_a_change_while_a_fit_goes_on_ends_it(home, monkeypatch, change, by):
+    monkeypatch.setattr(f"{__name__}.RATE", 1.0)
+    torch.manual_seed(0)
+    net, loss, (x, y) = Net(), RatedOutside(), make_data("mlp", 8)
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    run = home.deploy(plan_of(model), model).wait()
+    alter, text = WITHIN[change]
+
+    def altered(*_, **__):
+        alter(net, loss)
+
+    def batches():
+        for _ in range(2):
+            yield x, y
+        altered()
+        yield x, y
+
+    given = {by: SimpleNamespace(log=altered) if by == "log" else altered} if by != "data" else {}
+    data = batches() if by == "data" else [(x, y)] * 4
+    with pytest.raises(ModelError, match=f"(?s){text}"):
+        run.fit(data, epochs=1 if by == "data" else 2, **given).wait()
+    assert run.is_open
+    assert 2 <= run.step <= 4
+    run.close()

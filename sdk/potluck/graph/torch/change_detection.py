@@ -220,7 +220,7 @@ def _of_one(owner: torch.nn.Module, read: set[int]) -> Iterator[tuple[str | int,
     yield _PARTS, tuple(owner._modules)
     if not type(owner).__module__.startswith("torch."):
         yield from read_outside(type(owner).forward).items()
-    held = {name: value for name, value in vars(owner).items() if name not in _OF_TORCH}
+    held = {name: value for name, value in dict(vars(owner)).items() if name not in _OF_TORCH}
     for name, value in {**owner._parameters, **owner._buffers, **held}.items():
         yield name, _token(value, read)
 
