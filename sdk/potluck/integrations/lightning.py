@@ -1,6 +1,7 @@
 """A strategy of Lightning's `Trainer` by which devices of a home take the steps."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils import _pytree as pytree
 
-from potluck.errors import UserError
+from potluck.errors import PotluckError, UserError
 from potluck.graph.model import Model
 from potluck.integrations.lightning_hooks import UNKNOWN, BatchIndex, check_hooks, looked_at
 from potluck.integrations.lightning_logs import StepLogs
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.run.run import Run
 
-SUFFIX = ".potluck"  # moments and step of the devices, beside a checkpoint
+SUFFIX = ".potluck"  # step and draws of the devices, beside a checkpoint
 
 
 class HomeStrategy(SingleDeviceStrategy):
@@ -31,16 +32,18 @@ class HomeStrategy(SingleDeviceStrategy):
 
     With the first batch, `training_step` is exported as a model and its loss, measured, planned and
     deployed. So it is a function of its batch, whose tensors have rows first and the same shapes
-    every time, but for the number of rows. Of what it logs only its loss is known, and logged once
-    for each step; a step that reads
-    `batch_idx`, `current_epoch` or the trainer is refused, as is a module that is changed while it
-    trains, and a hook on gradients. Optimization is automatic, with one optimizer. Schedulers,
-    clipping, accumulation, validation, callbacks and checkpoints are the Trainer's. The module here
-    gets the weights with the last batch of an epoch, when it validates, tests, predicts or is
-    saved, when training ends, or by `fetch_weights()`; after every step, too, where the module or a
-    callback that is not Lightning's has a hook on batches, unless `weights_each_step=False`. Of
-    batches that are accumulated, the last one has the loss of their step; those before it have the
-    one of the step before.
+    every time, but for the number of rows. Of what it logs, or gives to hooks, only its loss is
+    known, and logged once for each step; a hook that uses another part of what a step gives is
+    refused, as are a step that reads `batch_idx`, `current_epoch` or the trainer, a module that is
+    changed while it trains, and a hook on gradients. Optimization is automatic, with one optimizer.
+    Schedulers, clipping, accumulation, validation, callbacks and checkpoints are the Trainer's. The
+    module here gets the weights with the last batch of an epoch, when it validates, tests, predicts
+    or is saved, when training ends, or by `fetch_weights()`; after every step, too, where the
+    module or a callback that is not Lightning's has a hook on batches, unless
+    `weights_each_step=False`. Of batches that are accumulated, the last one has the loss of their
+    step; those before it have the one of the step before. Checkpoints hold the optimizer's state,
+    as Lightning's own do: with or without a home one goes on from there. When training ends, so
+    does the run.
 
     Parameters
     ----------
@@ -78,6 +81,7 @@ class HomeStrategy(SingleDeviceStrategy):
         self._batches: list[dict[str, torch.Tensor]] = []
         self._latest = torch.zeros(())
         self._logs = StepLogs()
+        self._traced: tuple[Model, WatchedModule] | None = None
         self._resume: Path | None = None
 
     @property
@@ -115,19 +119,25 @@ class HomeStrategy(SingleDeviceStrategy):
         self.precision_plugin = _Clipped()
         self._steps.close()
         self._batches, self._paths = [], ()
+        self._traced = None
         self._n_ahead = 0
 
     def on_train_end(self) -> None:
-        """The module has the weights; the next training goes on from there."""
+        """The module has the weights, and the optimizer its state; the run ends."""
         self._check_steps()
-        self.fetch_weights()
-        self._resume = None
+        self._end()
         super().on_train_end()
 
     def teardown(self) -> None:
-        """As of every strategy; another training begins anew."""
-        self._resume = None
+        """As of every strategy; the run of a training that was broken off ends, too."""
+        with suppress(PotluckError):  # what has broken it off is told
+            self._end()
         super().teardown()
+
+    def _end(self) -> None:
+        self._resume = None
+        if self._lightning_module is not None:
+            self._steps.end(_TrainingStep(self._lightning_module))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """As of every strategy: the optimizer here has no gradients, and its step counts alone.
@@ -172,7 +182,7 @@ class HomeStrategy(SingleDeviceStrategy):
                 "out in the loader, or by on_train_batch_start.",
             )
 
-    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Take a step, where this batch is the last one of it.
 
         Parameters
@@ -184,22 +194,24 @@ class HomeStrategy(SingleDeviceStrategy):
 
         Returns
         -------
-        torch.Tensor
-            The loss of the latest step, [].
+        dict[str, Any]
+            The loss of the latest step, [], and for each other part of what the module's own step
+            gives what refuses to be used.
         """
         module = self.lightning_module
         assert module is not None
         trainer = module.trainer
         self._check_steps()
         self._batches.append(self._named(batch))
+        self._traced = self._traced or self._trace(batch, self._batches[0], len(args))
         n_begun = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if n_begun % trainer.accumulate_grad_batches == 1 % trainer.accumulate_grad_batches:
             self._marked().grad = torch.ones_like(self._marked())
         if n_begun % trainer.accumulate_grad_batches and not trainer.is_last_batch:
-            return self._latest.clone()
+            return self._logs.given(self._latest)
         batches, self._batches = self._batches, []
         if self._steps.run is None:
-            self._deploy(batch, batches, len(args))
+            self._deploy(*self._traced, batches)
         rows = [len(each[ROWS]) for each in batches]
         self._steps.warn_of_rows(rows, trainer.accumulate_grad_batches)
         limit = trainer.gradient_clip_val
@@ -215,9 +227,12 @@ class HomeStrategy(SingleDeviceStrategy):
         self._is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step + 1
         self._latest = torch.tensor(history.losses[-1])
         self._logs.repeat(module, self._latest.clone(), sum(rows))
-        return self._latest.clone()
+        return self._logs.given(self._latest)
 
-    def _deploy(self, batch: Any, batches: list[dict[str, torch.Tensor]], n_more: int) -> None:
+    def _trace(
+        self, batch: Any, named: dict[str, torch.Tensor], n_more: int
+    ) -> tuple[Model, WatchedModule]:
+        """The training step as a model, and the module whose step it is."""
         module = self.lightning_module
         assert module is not None
         watched = WatchedModule(module, module.trainer, step="training_step", unknown=UNKNOWN)
@@ -228,13 +243,20 @@ class HomeStrategy(SingleDeviceStrategy):
             if isinstance(part, LightningModule):
                 vars(part).update(log=self._logs.log, log_dict=self._logs.log_dict)
         structure, kind = pytree.tree_structure(_plain(batch)), _kind_of(batch)
+        model = Model.from_torch(
+            _TrainingStep(watched.copy, structure, n_more, kind, self._logs),
+            named,
+            loss="loss",
+            name=type(module).__name__.lower(),
+        )
+        watched.begin()
+        return model, watched
+
+    def _deploy(
+        self, model: Model, watched: WatchedModule, batches: list[dict[str, torch.Tensor]]
+    ) -> None:
         self._steps.deploy(
-            Model.from_torch(
-                _TrainingStep(watched.copy, structure, n_more, kind, self._logs),
-                batches[0],
-                loss="loss",
-                name=type(module).__name__.lower(),
-            ),
+            model,
             watched,
             batch=sum(len(each[ROWS]) for each in batches),
             optimizer=self.optimizers[0],
@@ -321,7 +343,7 @@ class HomeStrategy(SingleDeviceStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """As of every strategy; what devices keep for the optimizer is written beside it.
+        """As of every strategy; by what is written beside it, devices go on with their draws.
 
         Parameters
         ----------
@@ -409,7 +431,5 @@ class _TrainingStep(torch.nn.Module):
         batch = pytree.tree_unflatten(list(leaves.values()), self._structure)
         batch = batch if self._kind is None else self._kind(batch)
         answer = self.module.training_step(batch, *(BatchIndex() for _ in range(self._n_more)))
-        loss = answer["loss"] if isinstance(answer, dict) else answer
-        if self._logs is not None:
-            self._logs.traced(loss)
-        return {"loss": loss}
+        assert self._logs is not None
+        return {"loss": self._logs.traced(answer)}

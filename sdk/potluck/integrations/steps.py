@@ -1,20 +1,24 @@
 """A run whose steps somebody else's training loop asks for, one at a time.
 
 The loop keeps its module, its optimizer and its scheduler on this machine. Devices take the steps;
-the module here gets their weights when somebody looks at it.
+the module here gets their weights when somebody looks at it, and the optimizer its state when it is
+saved. So a checkpoint is one of the loop itself, which goes on from it with or without a home.
 """
 
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import UserError
+from potluck.errors import FileError, UserError
 from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE, Training
+from potluck.run import checkpoint
+from potluck.run.optimizer_state import device_state, steps_of, torch_state
+from potluck.run.update_source import source_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +31,7 @@ if TYPE_CHECKING:
     from potluck.run.history import History
     from potluck.run.run import Run
 
-_WHERE = "kept by devices of potluck"
-RUN_FILE = "potluck-run.safetensors"  # moments and step, beside what the loop itself saves
+RUN_FILE = "potluck-run.safetensors"  # step and draws, beside what the loop itself saves
 Choose = Callable[["Plans"], "Plan"]
 
 
@@ -56,6 +59,7 @@ class Steps:
         self._is_stale = self._has_warned = False
         self.run: Run | None = None
         self._watched: WatchedModule | None = None
+        self._optimizer: Any = None
         self._hook: RemovableHandle | None = None
 
     def deploy(
@@ -67,43 +71,62 @@ class Steps:
         optimizer: "torch.optim.Optimizer",
         resume: Path | None = None,
     ) -> None:
-        """Measure, plan and load; the run before this one ends.
+        """Measure, plan and load; the run before this one ends. Devices go on with the weights and
+        the state of the optimizer that are here.
 
         Parameters
         ----------
         model
             Trains.
         watched
-            Of whose copy it was made.
+            Of whose copy it was made; it has begun.
         batch
             Rows of a step.
         optimizer
             Of its weights.
         resume
-            A file from `save`, to go on there with the weights that the module has now; it need not
-            exist where the loop's own checkpoint is not of a home.
+            A file from `save`, whose steps and draws they go on with; it need not exist.
 
         Raises
         ------
+        ModelError
+            The loop's module is not what it was.
         UserError
-            The optimizer has a state that devices kept, and it is in no such file.
+            Devices of another run have the state of the optimizer, or it is another optimizer's.
+        FileError
+            The file cannot be read, or is of another model or optimizer.
         """
         import potluck
 
         self.close()
-        resume = resume if resume is not None and resume.exists() else None
-        _check_state(optimizer, is_resumed=resume is not None)
+        before = optimizer.state
+        _check_state(optimizer)
+        watched.check()
         self._watched = watched
-        watched.begin()
         plans = potluck.plan(self._home.profile(model), Training(batch=batch), self._qoe)
-        with tempfile.TemporaryDirectory() as folder:
-            if resume is not None:
-                resume = _with_weights(resume, model, Path(folder))
-            self.run = self._home.deploy(
-                self._choose(plans), model, optimizer=optimizer, resume=resume
-            ).wait()
-        optimizer.state = _StateOnDevices(dict, optimizer.state)
-        self._hook = optimizer.register_state_dict_post_hook(_say_where)
+        plan = self._choose(plans)
+        optimizer.state = _StateOnDevices(dict)  # devices refuse one that has made steps
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                saved = _going_on(resume, model, plan, optimizer, before)
+                if saved is not None:
+                    checkpoint.save(Path(folder) / RUN_FILE, saved)
+                    resume = Path(folder) / RUN_FILE
+                self.run = self._home.deploy(
+                    plan, model, optimizer=optimizer, resume=None if saved is None else resume
+                ).wait()
+        except BaseException:
+            optimizer.state = before
+            raise
+        run, trained = self.run, model.names_by_identity()
+        aside = {of: state for of, state in before.items() if not trained.get(id(of))}
+
+        def state() -> dict[Any, Any]:
+            return aside | torch_state(model, optimizer, run.live_weights.moments())
+
+        optimizer.state.of_devices = state
+        self._optimizer = optimizer
+        self._hook = optimizer.register_state_dict_post_hook(_with_state)
 
     def take(
         self, batches: Sequence[Any], optimizer: "torch.optim.Optimizer", **limits: float
@@ -172,37 +195,47 @@ class Steps:
             self._watched.fetched()
 
     def save(self, path: Path) -> None:
-        """Write what `deploy(resume=path)` goes on from."""
-        if self.run is not None:
+        """Write what `deploy(resume=path)` goes on from, beside a checkpoint of the loop's own. Of
+        a run that has ended there is nothing else to go on from.
+        """
+        if self.run is not None and self.run.is_open:
             self.run.save(path)
+        else:
+            path.unlink(missing_ok=True)  # of a checkpoint that was there before
+
+    def end(self, module: "torch.nn.Module") -> None:
+        """Module and optimizer get what devices have, and the run ends; twice is fine.
+
+        Parameters
+        ----------
+        module
+            As for `fetch`.
+        """
+        if self.run is None or not self.run.is_open:
+            return
+        try:
+            self.fetch(module)
+            state: Any = self._optimizer.state
+            if isinstance(state, _StateOnDevices):
+                self._optimizer.state = defaultdict(dict, state.of_devices())
+        finally:
+            self.run.close()  # devices keep sixteen
 
     def close(self) -> None:
-        """End the run; twice is fine."""
+        """End the run, with nothing fetched; twice is fine."""
         if self.run is not None:
             self.run.close()
         if self._hook is not None:
             self._hook.remove()
-        self.run = self._watched = None
+        self.run = self._watched = self._optimizer = None
         self._hook = None
         self._is_stale = self._has_warned = False
 
 
-def _check_state(optimizer: "torch.optim.Optimizer", *, is_resumed: bool) -> None:
-    """Refuse to begin without the state that devices have, or had, of this optimizer."""
-    state: Any = optimizer.state
-    is_there = isinstance(state, _StateOnDevices)
-    is_elsewhere = not is_there and state.pop(_WHERE, None) is not None
+def _check_state(optimizer: "torch.optim.Optimizer") -> None:
+    """Refuse to begin without the state that devices had of this optimizer."""
     keeps = any(group.get("momentum", 1) for group in optimizer.param_groups)  # SGD may not
-    if is_resumed or not keeps:
-        return
-    if is_elsewhere:
-        raise UserError(
-            "devices kept the state of the optimizer of this checkpoint, and the file in which "
-            "they saved it is not there.",
-            next_step=f"Put it beside the checkpoint ({RUN_FILE} in its folder, or the "
-            "checkpoint's name and .potluck), or begin with the weights alone and a new optimizer.",
-        )
-    if is_there:
+    if keeps and isinstance(optimizer.state, _StateOnDevices):
         raise UserError(
             "devices have the state of this optimizer from another training, and this one would "
             "begin without.",
@@ -211,27 +244,45 @@ def _check_state(optimizer: "torch.optim.Optimizer", *, is_resumed: bool) -> Non
         )
 
 
-def _with_weights(path: Path, model: "Model", folder: Path) -> Path:
-    """That file, or one in this folder with the weights that the module has now, and without what
-    no device keeps: that is the module's own.
+def _going_on(
+    path: Path | None, model: "Model", plan: "Plan", optimizer: Any, state: Any
+) -> checkpoint.Checkpoint | None:
+    """What devices go on from: the weights and the state of the optimizer that are here, with the
+    steps and draws of a file, where it exists. None: from the beginning.
     """
-    from potluck.run import checkpoint
+    update = source_of(model, optimizer).update
+    moments = device_state(model, state, update)
+    weights = model.state()
+    if path is not None and path.exists():
+        saved = checkpoint.load(path)
+        if saved.signature != model.signature:
+            raise FileError(f"{path} was saved from another model.", path=str(path))
+        ours = {name: weights.get(name, tensor) for name, tensor in saved.weights.items()}
+        if moments:
+            saved = replace(saved, moments=moments, optimizer=update)
+        return replace(saved, weights=ours, unused={})  # what no device keeps is the module's own
+    if not moments:
+        return None
+    return checkpoint.Checkpoint(
+        signature=model.signature,
+        plan=plan,
+        optimizer=update,
+        step=steps_of(moments),
+        seed=0,
+        weights=dict(weights),
+        moments=moments,
+    )
 
-    saved, state = checkpoint.load(path), model.state()
-    if _alike(saved.weights, state) and not saved.unused:
-        return path
-    weights = {name: state.get(name, tensor) for name, tensor in saved.weights.items()}
-    checkpoint.save(folder / RUN_FILE, replace(saved, weights=weights, unused={}))
-    return folder / RUN_FILE
 
-
-def _alike(ours: "Mapping[str, torch.Tensor]", theirs: "Mapping[str, torch.Tensor]") -> bool:
-    return all(tensor.equal(theirs.get(name, tensor)) for name, tensor in ours.items())
-
-
-def _say_where(optimizer: "torch.optim.Optimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Of what a checkpoint has, for `_check_state` of the training that goes on."""
-    return {**state_dict, "state": {**state_dict["state"], _WHERE: "beside this checkpoint"}}
+def _with_state(optimizer: "torch.optim.Optimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint has it, with what devices keep."""
+    state: Any = optimizer.state
+    if not isinstance(state, _StateOnDevices):
+        return state_dict
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {id(parameter): number for number, parameter in enumerate(members)}
+    found = state.of_devices()
+    return {**state_dict, "state": {numbers.get(id(of), of): kept for of, kept in found.items()}}
 
 
 def _refuse_state(*args: Any, **kwargs: Any) -> Any:
@@ -242,7 +293,11 @@ def _refuse_state(*args: Any, **kwargs: Any) -> Any:
 
 
 class _StateOnDevices(defaultdict[Any, Any]):
-    """What an optimizer keeps of its parameters while devices do: as it was at their beginning."""
+    """What an optimizer keeps of its parameters while devices do: nothing here; `of_devices` asks
+    them.
+    """
+
+    of_devices: Callable[[], dict[Any, Any]] = dict
 
     __getitem__ = get = _refuse_state
     __setitem__ = setdefault = _refuse_state

@@ -29,8 +29,8 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     Trainer's. The model here gets the weights when it is evaluated or saved, when training ends, or
     by `fetch_weights()`; after every step where a callback that is not transformers' own has a hook
     in the training, unless `weights_each_step=False`. A callback that looks at gradients is
-    refused, as is a model that is changed while it trains. Checkpoints have the moments of the
-    devices, too.
+    refused, as is a model that is changed while it trains. Checkpoints hold the optimizer's state,
+    as a Trainer's own do: with or without a home one goes on from there.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         self._steps.fetch(self.model)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`; the weights are in the model afterwards.
+        """As `Trainer.train`; afterwards the model has the weights, and the optimizer its state.
 
         Parameters
         ----------
@@ -134,9 +134,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         self._steps.close()
         self._batches = []
         result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        self.fetch_weights()
-        if self.home_run is not None:
-            self.home_run.close()  # devices keep sixteen
+        self._steps.end(self.model)
         return result
 
     def training_step(
@@ -178,6 +176,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer) -> None:
         watched = WatchedModule(self.model, aside=_OF_SAVING)
         model = Model.from_torch(watched.copy, batches[0], loss="loss")
+        watched.begin()
         rows = sum(map(_rows, batches))
         self._steps.deploy(model, watched, batch=rows, optimizer=optimizer, resume=self._resume)
 
@@ -195,7 +194,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         return super().predict(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As `Trainer.save_model`; a checkpoint has what devices keep for its optimizer, too.
+        """As `Trainer.save_model`; by what a checkpoint has beside, devices go on with their draws.
 
         Parameters
         ----------

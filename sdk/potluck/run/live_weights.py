@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from potluck.run.recovery import surviving
 from potluck.run.update_source import in_use
 
 if TYPE_CHECKING:
@@ -40,6 +41,19 @@ class LiveWeights:
         """Weights and buffers after the steps handed out."""
         with self._engine.boundary():
             return self._engine.state.pull()
+
+    def moments(self) -> "dict[str, torch.Tensor]":
+        """What devices keep for the optimizer after the steps handed out: `SLOT:PARAMETER`.
+
+        Raises
+        ------
+        PotluckError
+            The run has ended.
+        """
+        engine = self._engine
+        engine.check(training=True)
+        with engine.boundary():
+            return surviving(engine, lambda: engine.state.pull(moments=True))
 
     def push(self, weights: "Mapping[str, torch.Tensor]") -> None:
         """Put such weights in their place, beside the state of the optimizer; a protected run goes

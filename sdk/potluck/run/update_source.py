@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.graph.torch.state_names import device_name
+from potluck.run.optimizer_state import has_steps
 from potluck.run.optimizers import CLASSES, AdamW, Optimizer, check_steps
 from potluck.run.weight_update import (
     ParameterGroup,
@@ -550,7 +551,7 @@ def _check_torchs(optimizer: Any) -> None:
             next_step="Lion is potluck.Lion(lr).",
         )
     _check_hooks(optimizer)
-    if any(len(state) for state in optimizer.state.values() if _has_steps(state)):
+    if any(len(state) for state in optimizer.state.values() if has_steps(state)):
         raise UserError(
             "the optimizer has made steps of its own, and devices begin without them.",
             next_step="Make a new one; or save and resume the run: home.deploy(plan, resume=path).",
@@ -564,11 +565,6 @@ def _check_hooks(optimizer: Any) -> None:
             next_step="Remove them (handle.remove()). Limits of gradients are clip_norm= and "
             "clip_value=; what looks at the weights belongs into on_step.",
         )
-
-
-def _has_steps(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter's state comes from a step (Adagrad has some before)."""
-    return bool(state) and ("step" not in state or float(state["step"]) > 0)
 
 
 def _ours(optimizer: Any) -> type[Optimizer] | None:

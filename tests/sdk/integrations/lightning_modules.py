@@ -60,6 +60,26 @@ class Logs(Net):
         self.epochs = [*getattr(self, "epochs", ()), dict(self.trainer.callback_metrics)]
 
 
+class Scores(Net):
+    """Gives its scores to hooks, one of which looks at them."""
+
+    def __init__(self, look=None):
+        super().__init__()
+        self.look, self.n_batches = look, 0
+
+    def training_step(self, batch, batch_idx):
+        scores = self.head(self.body(batch["x"]))
+        loss = torch.nn.functional.cross_entropy(scores, batch["y"])
+        return {"loss": loss, "again": loss, "scores": scores}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.n_batches += 1
+        n_batches = self.trainer.accumulate_grad_batches  # by which Lightning divides a loss
+        assert float(outputs["again"]) == n_batches * float(outputs["loss"])
+        if self.look is not None:
+            self.look(outputs["scores"])
+
+
 class Encoded(Net):
     """Its batches are what a tokenizer of transformers gives: mappings whose parts are attributes,
     too.

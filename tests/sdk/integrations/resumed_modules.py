@@ -23,6 +23,9 @@ class Plain(Net):
     def test_step(self, batch, batch_idx):
         self.loss(batch)
 
+    def validation_step(self, batch, batch_idx):
+        self.loss(batch)
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), 0.02)
 
@@ -56,6 +59,13 @@ class Counted(Plain):
         self.seen += 1
 
 
+class Broken(Plain):
+    """Breaks its training off."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        1 / (3 - batch_idx)
+
+
 class InTheMiddle(lightning.Callback):
     """Saves after the third batch."""
 
@@ -67,7 +77,7 @@ class InTheMiddle(lightning.Callback):
             trainer.save_checkpoint(self.folder / MIDDLE)
 
 
-def trainer_of(folder, *, home=None, choose=None, weights_only=False, **given):
+def trainer_of(folder, *, home=None, choose=None, weights_only=False, epochs=2, **given):
     by_steps = lightning.callbacks.ModelCheckpoint(
         folder,
         filename="{step}",
@@ -78,7 +88,7 @@ def trainer_of(folder, *, home=None, choose=None, weights_only=False, **given):
     where = {"devices": 1} if home is None else {"strategy": HomeStrategy(home, choose=choose)}
     return lightning.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=epochs,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -88,18 +98,8 @@ def trainer_of(folder, *, home=None, choose=None, weights_only=False, **given):
     )
 
 
-def closed(trainer):
-    """The run ends, where there is one: a device has few at once."""
-    if getattr(trainer.strategy, "home_run", None) is not None:
-        trainer.strategy.home_run.close()
-
-
 def fitted(net, folder, *, checkpoint=None, **given):
-    trainer = trainer_of(folder, **given)
-    try:
-        trainer.fit(net, loader(), ckpt_path=checkpoint)
-    finally:
-        closed(trainer)
+    trainer_of(folder, **given).fit(net, loader(), ckpt_path=checkpoint)
 
 
 def gone_on(kind, folder, *, at=CHECKPOINT, **given):
@@ -117,5 +117,4 @@ def tested_between(folder, **given):
     trainer.test(net, loader(), ckpt_path=folder / CHECKPOINT, verbose=False)
     trainer.fit_loop.max_epochs = 3
     trainer.fit(net, loader())
-    closed(trainer)
     return net

@@ -119,3 +119,32 @@ def test_what_devices_cannot_do_is_refused(made, pair, tmp_path):
     words = torch.utils.data.DataLoader([("a", torch.zeros(8))] * 8, batch_size=4)
     with pytest.raises(UserError, match="made of tensors"):
         made.trained(made.Net(), tmp_path, data=words, strategy=made.HomeStrategy(pair))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda scores: scores.argmax(1),
+        lambda scores: torch.cat([scores]),
+        lambda scores: torch.softmax(scores, 1),
+        lambda scores: torch.as_tensor(scores),
+        lambda scores: scores[0],
+        lambda scores: scores * 2,
+        list,
+        float,
+        len,
+    ],
+)
+def test_what_a_step_gives_beside_its_loss_is_refused_by_name_where_it_is_used(
+    made, pair, on_both, tmp_path, look, accumulate
+):
+    settings = {"accumulate_grad_batches": accumulate}
+    net = made.Scores(look)
+    with pytest.raises(UserError, match="'scores' of what training_step gives"):
+        made.trained(net, tmp_path, strategy=made.HomeStrategy(pair, choose=on_both), **settings)
+    assert net.n_batches == 1
+    unseen = made.Scores(repr)
+    made.trained(unseen, tmp_path, strategy=made.HomeStrategy(pair, choose=on_both), **settings)
+    assert unseen.n_batches == 2 * made.ROWS // made.BATCH

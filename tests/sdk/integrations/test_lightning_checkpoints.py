@@ -2,8 +2,6 @@
 
 import pytest
 
-from potluck.errors import UserError
-
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.long]
@@ -50,13 +48,45 @@ def test_a_checkpoint_that_was_tested_begins_no_training(made, pair, on_both, tm
     made.check_weights(ours, theirs)
 
 
-def test_moments_that_are_not_there_are_missed_by_name(made, pair, on_both, tmp_path):
+@pytest.mark.parametrize("is_begun_at_home", [True, False])
+def test_a_checkpoint_is_lightnings_own_with_or_without_a_home(
+    made, pair, on_both, tmp_path, is_begun_at_home
+):
+    theirs, ours = made.gone_on(made.Plain, tmp_path / "a"), made.Plain()
+    ways = [{"home": pair, "choose": on_both}, {}]
+    first, second = ways if is_begun_at_home else ways[::-1]
+    made.fitted(made.Plain(), tmp_path / "b", **first)
+    made.fitted(ours, tmp_path / "b", checkpoint=tmp_path / "b" / made.CHECKPOINT, **second)
+    made.check_weights(ours, theirs)
+
+
+def test_moments_are_the_checkpoints_where_nothing_lies_beside(made, pair, on_both, tmp_path):
+    theirs, ours = made.gone_on(made.Plain, tmp_path / "a"), made.Plain()
     made.fitted(made.Plain(), tmp_path, home=pair, choose=on_both)
     (tmp_path / f"{made.CHECKPOINT}.potluck").unlink()
-    with pytest.raises(UserError, match="the file in which they saved it is not there"):
-        made.fitted(
-            made.Plain(), tmp_path, home=pair, choose=on_both, checkpoint=tmp_path / made.CHECKPOINT
-        )
+    made.fitted(ours, tmp_path, home=pair, choose=on_both, checkpoint=tmp_path / made.CHECKPOINT)
+    made.check_weights(ours, theirs)
+
+
+def test_a_run_ends_with_its_training_whose_state_is_saved_and_asked_afterwards(
+    made, pair, on_both, tmp_path
+):
+    theirs, ours, on = made.Plain(), made.Plain(), made.Plain()
+    made.fitted(theirs, tmp_path / "a", epochs=3)
+    trainer = made.trainer_of(tmp_path / "b", home=pair, choose=on_both)
+    trainer.fit(ours, made.loader())
+    assert trainer.strategy.home_run not in pair.runs
+    trainer.validate(ours, made.loader(), verbose=False)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    made.fitted(on, tmp_path / "c", checkpoint=tmp_path / "end.ckpt", epochs=3)
+    made.check_weights(on, theirs)
+
+
+def test_a_training_that_is_broken_off_ends_its_run(made, pair, on_both, tmp_path):
+    trainer = made.trainer_of(tmp_path, home=pair, choose=on_both)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(made.Broken(), made.loader())
+    assert trainer.strategy.home_run not in pair.runs
 
 
 def test_of_weights_alone_devices_save_nothing(made, pair, on_both, tmp_path):

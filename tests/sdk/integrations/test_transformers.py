@@ -145,23 +145,41 @@ def test_what_a_callback_changes_in_the_model_is_refused_by_name(its, pair, tmp_
 
 
 @pytest.mark.long
-def test_an_optimizer_whose_state_another_training_had_is_refused(its, pair, on_both, tmp_path):
-    trainer = its.trained(its.HomeTrainer, tmp_path, home=pair, choose=on_both)
-    with pytest.raises(UserError, match="from another training"):
+def test_a_second_training_goes_on_with_the_moments_of_the_first(its, pair, on_both, tmp_path):
+    theirs = its.trained(its.transformers.Trainer, tmp_path / "a")
+    ours = its.trained(its.HomeTrainer, tmp_path / "b", home=pair, choose=on_both)
+    for trainer in (theirs, ours):
         trainer.train()
-    trainer.optimizer = None
-    trainer.train()
-    assert trainer.home_run.step == 6
+    its.check_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("begun_by", ["HomeTrainer", "Trainer"])
+def test_a_checkpoint_is_the_trainers_own_with_or_without_a_home(
+    its, pair, on_both, tmp_path, begun_by
+):
+    alone, at_home = {}, {"home": pair, "choose": on_both}
+    kinds = [(its.HomeTrainer, at_home), (its.transformers.Trainer, alone)]
+    kinds = kinds if begun_by == "HomeTrainer" else kinds[::-1]
+    theirs = its.trained(its.transformers.Trainer, tmp_path / "theirs")
+    (first, given), (second, others) = kinds
+    its.trained(first, tmp_path / "both", **given)
+    on = its.trained(second, tmp_path / "both", resume=tmp_path / "both" / "checkpoint-3", **others)
+    its.check_alike(on, theirs)
 
 
 @pytest.mark.long
-def test_moments_that_are_not_in_a_checkpoint_are_missed_by_name(its, pair, on_both, tmp_path):
-    its.trained(its.HomeTrainer, tmp_path, home=pair, choose=on_both).home_run.close()
-    (tmp_path / "checkpoint-3" / "potluck-run.safetensors").unlink()
-    with pytest.raises(UserError, match="the file in which they saved it is not there"):
-        its.trained(
-            its.HomeTrainer, tmp_path, home=pair, choose=on_both, resume=tmp_path / "checkpoint-3"
+def test_moments_of_a_checkpoint_are_its_own_whatever_lies_beside(its, pair, on_both, tmp_path):
+    at_home = {"home": pair, "choose": on_both}
+    theirs = its.trained(its.HomeTrainer, tmp_path / "a", **at_home)
+    its.trained(its.HomeTrainer, tmp_path / "b", **at_home)
+    beside = [tmp_path / "b" / f"checkpoint-{n}" / "potluck-run.safetensors" for n in (3, 6)]
+    beside[0].write_bytes(beside[1].read_bytes())
+    for _ in range(2):
+        again = its.trained(
+            its.HomeTrainer, tmp_path / "b", resume=tmp_path / "b" / "checkpoint-3", **at_home
         )
+        its.check_alike(again, theirs)
+        beside[0].unlink(missing_ok=True)
 
 
 @pytest.mark.long
