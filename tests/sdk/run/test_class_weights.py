@@ -107,14 +107,22 @@ def test_what_they_are_at_deployment_counts_above_and_below(home, kind):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_changed_during_a_fit_they_count_from_the_next_deployment_on(home, kind):
+def test_changed_during_a_fit_they_end_it(home, kind):
     loss, tensor = LOSSES[kind]()
     net, model = made(loss)
     x, y = make_data("mlp", 10)
     expected = alone(copy.deepcopy(net), loss, x, y, steps=3)
     run = home.deploy(plan_of(model), model, optimizer=potluck.SGD(0.1)).wait()
-    fitted = run.fit([(x, y)] * 3, on_step=lambda _step, _loss: other(tensor)).wait()
-    assert fitted.losses == pytest.approx(expected, abs=1e-5)
+    losses = []
+
+    def changed(_, loss_now):
+        losses.append(loss_now)
+        other(tensor)
+
+    with pytest.raises(ModelError, match=r"other values than when the run got.*[Dd]eploy"):
+        run.fit([(x, y)] * 9, on_step=changed).wait()
+    assert losses == pytest.approx(expected[: len(losses)], abs=1e-5)
+    assert 1 <= len(losses) <= 2
     run.close()
 
 

@@ -15,6 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from potluck.errors import ModelError
+from potluck.graph.onnx.batch_size import made_of_batch_size
 from potluck.graph.onnx.checks import array, called, check, given
 from potluck.graph.onnx.operator_rows import mixed_by_one_operator
 from potluck.graph.onnx.trial_run import ROWS, TrialRun, TrialValue, run_apart
@@ -42,6 +43,9 @@ _LIKE = {
 _STATIC = (
     "Quantise it by constant scales, as onnxruntime.quantization.quantize_static does; or take the "
     "model as it was before."
+)
+_UNSIZED = (
+    "Leave out what is computed of the number of rows: a device computes some of them at a time."
 )
 # of how many inputs the numbers are read, where it is not all of them
 _DATA_OF = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
@@ -89,6 +93,7 @@ def trace(
     tensors = {t.name: array(t) for t in graph.initializer}
     moving = varying(graph)
     run = _run(model, moving, file)
+    sized = made_of_batch_size(graph, run.values, moving, run.still)
     kinds = {name: _type(seen) for name, seen in run.values.items()}
     kinds |= {name: Type(dtype=held.dtype.name, shape=held.shape) for name, held in tensors.items()}
     refs = _refs(graph, tensors)
@@ -99,19 +104,25 @@ def trace(
             *((kinds[name],) for name in (*(value.name for value in graph.input), *tensors)),
             *(tuple(kinds.get(name, missing) for name in node.output) for node in graph.node),
         ),
-        by_rows=frozenset(refs[name] for name in _by_rows(model, moving, run)),
+        by_rows=frozenset(refs[name] for name in _by_rows(model, moving, run) - sized),
         tensors=tensors,
     )
     outputs = [quoted(value.name) for value in original.output]
+    outs = [value.name for value in graph.output]
     dynamic = any(node.op_type == "DynamicQuantizeLinear" for node in original.node)
     check_outputs(
         traced,
         outputs,
         [f"{n.op_type}, {called(n)}" for n in original.node],
-        next_step=_STATIC if dynamic else APART,
+        next_step=_STATIC if dynamic else APART if not sized & {*outs} else _UNSIZED,
     )
     return OnnxTrace(
-        model=model, traced=traced, types=kinds, fixed=run.still, example=run.wanted, inputs=inputs
+        model=model,
+        traced=traced,
+        types=kinds,
+        fixed={name: value for name, value in run.still.items() if name not in sized},
+        example=run.wanted,
+        inputs=inputs,
     )
 
 

@@ -237,15 +237,47 @@ def test_what_hardly_depends_on_other_rows_is_refused_too(tmp_path, nodes, opera
 @pytest.mark.parametrize(
     "nodes",
     [
-        "s = Shape(x) r = ReduceMax(s) c = Cast<to=1>(r) z = Mul(c, none) h = Add(x, z)",
+        "s = Shape(x) f = Cast<to=1>(s) r = Gather(f, one) z = Sqrt(r) h = Div(x, z)",
+        "s = Shape(x) h = Expand(w, s)",
+        "s = Shape(x) b = Gather(s, first) c = Concat<axis=0>(b, ax) r = Expand(w, c) "
+        "z = ReduceMax<axes=[1], keepdims=1>(r) h = Add(x, z)",
         "q, s, z = DynamicQuantizeLinear(w) d = DequantizeLinear(q, s, z) h = Mul(x, d)",
         "t = Transpose(x) s = ReduceMax<axes=[0], keepdims=1>(t) u = Transpose(s) h = Sub(x, u)",
     ],
-    ids=["of sizes", "of weights", "of each row"],
+    ids=["of a fixed size", "shape", "made shape", "of weights", "of each row"],
 )
 def test_what_all_rows_share_by_right_is_no_reason(tmp_path, nodes):
     model = Model.from_onnx(saved(tmp_path, of_nodes(nodes)))
     assert model.check_inputs(torch.zeros(5, 4)) == 5
+
+
+OF_SIZE = {
+    "a little": "s = Shape(x) r = Gather(s, zero) c = Cast<to=1>(r) z = Mul(c, tiny) h = Add(x, z)",
+    "of all": "s = Size(x) c = Cast<to=1>(s) z = Mul(c, tiny) h = Add(x, z)",
+    "none in a trial": "s = Shape(x) r = Gather(s, zero) d = Div(r, hundred) c = Cast<to=1>(d) "
+    "h = Add(x, c)",
+    "times zero": "s = Shape(x) r = ReduceMax(s) c = Cast<to=1>(r) z = Mul(c, none) h = Add(x, z)",
+    "at most": "s = Shape(x) r = Gather(s, zero) m = Max(r, large) c = Cast<to=1>(m) h = Mul(x, c)",
+    "its place": "s = Shape(x) r = Gather(s, zero) p = Range(zero, r, one) u = Unsqueeze(p, ax) "
+    "c = Cast<to=1>(u) z = Mul(c, tiny) h = Add(x, z)",
+    "counted": "s = Shape(x) o = ConstantOfShape<value = float[1] {1}>(s) n = ReduceSum(o) "
+    "z = Mul(n, tiny) h = Add(x, z)",
+    "counted in order": "s = Shape(x) o = ConstantOfShape<value = float[1] {1}>(s) "
+    "n = CumSum(o, zero) z = Mul(n, tiny) h = Add(x, z)",
+    "chosen by it": "s = Shape(x) r = Gather(s, zero) d = Div(r, hundred) v = Gather(w, d) "
+    "h = Add(x, v)",
+    "cut by it": "s = Shape(x) r = Gather(s, first) d = Div(r, hundred) e = Add(d, ax) "
+    "v = Slice(x, d, e, ax) h = Add(x, v)",
+    "compared": "s = Shape(x) r = Gather(s, zero) l = Less(r, large) h = Where(l, x, w)",
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("how", OF_SIZE)
+def test_what_depends_on_the_number_of_rows_is_refused_though_no_trial_shows_it(tmp_path, how):
+    """A device computes some rows of a batch at a time."""
+    with pytest.raises(ModelError, match=r"one result for each row.*since .*the number of rows"):
+        Model.from_onnx(saved(tmp_path, of_nodes(OF_SIZE[how])))
 
 
 def of_nodes(nodes: str) -> "onnx.ModelProto":
@@ -253,7 +285,8 @@ def of_nodes(nodes: str) -> "onnx.ModelProto":
     text = '<ir_version: 9, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y) {'
     model = onnx.parser.parse_model(f"{text}{nodes} y = Add(h, w)}}")
     known = {"w": np.arange(4.0), "tiny": np.array(1e-7), "none": np.array(0.0)}
-    numbers = {"ax": np.array([1]), "zero": np.array(0)}
+    numbers = {"ax": np.array([1]), "zero": np.array(0), "one": np.array(1), "first": np.array([0])}
+    numbers |= {"hundred": np.array(100), "large": np.array(1000), "ends": np.array([5])}
     for name, value in (*((n, v.astype(np.float32)) for n, v in known.items()), *numbers.items()):
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     return model
