@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.documents import read_text, tomllib, write_text
-from potluck.errors import FileError, UserError
+from potluck.errors import FileError, PlanError, UserError
 
 if TYPE_CHECKING:
     from potluck.planning import Plans
@@ -235,7 +235,10 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
     args.layers = args.layers or plan.stages[-1].stop
     changed = bool(args.added or args.without or args.medium)
     problem = _problem(args, home or plan.home, model or plan.model)
-    found = judge(problem, replace(plan, home="" if changed else plan.home))
+    try:
+        found = judge(problem, replace(plan, home="" if changed else plan.home))
+    except PlanError as error:
+        raise PlanError(f"{file}: {error}") from error
     _show(args, Plans((found,)))
     if not args.json:
         for breach in breaches(problem, found):
@@ -315,9 +318,7 @@ def _list(args: argparse.Namespace, kind: str = "") -> None:
 def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     from potluck.profile.estimate import estimate
 
-    max_layers = (
-        MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
-    )
+    max_layers = MAX_LAYERS if args.layers is None else _layers(str(args.layers))
     work = workload(args.train, args.infer)
     profile: Profile = estimate(home, model, max_layers=max_layers, decode_rows=work.batch)
     for kind in args.added:  # before others go: it is connected as one of them is
@@ -368,6 +369,13 @@ def _whole(text: str, what: str, example: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise UserError(f"{what} must be a whole number, got {text!r}.", next_step=example)
     return int(text)
+
+
+def _layers(text: str) -> int:
+    found = _whole(text, "--layers", "--layers 32")
+    if not found:
+        raise UserError("--layers must be 1 or more, got 0.", next_step="--layers 32")
+    return found
 
 
 def qoe(limits: list[str]) -> "QoE":

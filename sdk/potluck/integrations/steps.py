@@ -227,8 +227,8 @@ class Steps:
             self.run.close()
         if self._hook is not None:
             self._hook.remove()
-        self.run = self._watched = self._optimizer = None
-        self._hook = None
+        self.run = self._watched = None
+        self._optimizer = self._hook = None
         self._is_stale = self._has_warned = False
 
 

@@ -25,7 +25,7 @@ _FACTS = (
 )
 LARGEST = 1e308  # of numbers that a float can be
 MAX_SHOWN = 80  # characters of what somebody wrote
-_KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
+_KNOWN = {*_FACTS, "format", "n_layers", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up", "recompute", "micro_batch"}
 
 
@@ -40,6 +40,7 @@ def dumps(plan: Plan) -> str:
         value = getattr(plan, name)
         if value not in (None, ""):
             lines.append(f"{name} = {_value(value)}")
+    lines.append(f"n_layers = {plan.stages[-1].stop}")
     for stage in plan.stages:
         lines += ["", "[[stage]]", f"layers = {_value([stage.start, stage.stop])}"]
         lines += [f"devices = {_value(stage.devices)}", f"shares = {_value(stage.shares)}"]
@@ -93,7 +94,7 @@ def _plan(data: dict[str, Any]) -> Plan:
     stages = data.get("stage")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise PlanError("a plan needs at least one [[stage]].")
-    return Plan(
+    plan = Plan(
         planner=_get(data, "planner", str, "") or "edited",
         model=_get(data, "model", str),
         stages=tuple(_stage(index, stage) for index, stage in enumerate(stages)),
@@ -112,6 +113,14 @@ def _plan(data: dict[str, Any]) -> Plan:
         device_energy_j=_table(data, "device_energy_j", float),
         unused=_table(data, "unused", str),
     )
+    n_layers, stop = _get(data, "n_layers", int, plan.stages[-1].stop), plan.stages[-1].stop
+    if n_layers != stop:
+        raise PlanError(
+            f"its stages cover {stop} layers, and the model that it was made for has {n_layers} "
+            "(`n_layers`).",
+            next_step=f"Have the last stage end at layer {n_layers}.",
+        )
+    return plan
 
 
 def _stage(index: int, data: dict[str, Any]) -> Stage:

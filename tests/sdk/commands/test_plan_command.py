@@ -100,6 +100,13 @@ def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(c
     assert "home 'family', not for 'smart-home-2'" in output_of(
         capsys, "judge", plan, "smart-home-2", code=1
     )
+    other = output_of(capsys, "judge", plan, "--layers", "3", code=1)
+    n_layers = first["n_layers"]
+    assert f"{plan}: The plan's stages cover {n_layers} layers; bert-small has 3." in other
+    plan.write_text(plan.read_text().replace(f", {n_layers}]", f", {n_layers - 1}]"))
+    assert f"{plan}: its stages cover {n_layers - 1} layers, and the model" in output_of(
+        capsys, "judge", plan, code=1
+    )
 
 
 @pytest.mark.long
@@ -191,7 +198,7 @@ def test_planning_ends_when_its_time_is_up(capsys):
             [*SMALL, "--qoe", "memory.fone=2GB"],
             "A limit names the device 'fone', which is not in this home",
         ),
-        (["family", "bert-small", "--layers", "0"], "needs at least one layer"),
+        (["family", "bert-small", "--layers", "0"], "--layers must be 1 or more, got 0."),
         (["list", "pets"], "there is no list of 'pets'"),
         (["judge", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory."),
         (["export", "alpa", *SMALL, "--into", "x"], "there is no export for 'alpa'"),

@@ -54,6 +54,11 @@ def test_reads_as_a_person_would_write_it():
         ("micro_batch = 8", "micro_batch = 9", "add up to 8 rows; expected the micro-batch, 9"),
         ("warm_up = 3", "warmup = 3", "stage 0: nobody knows `warmup`"),
         ("layers = [3, 9]", "layers = [4, 9]", "stage 1 starts at layer 4; expected 3"),
+        (
+            "layers = [3, 9]",
+            "layers = [3, 8]",
+            "cover 8 layers, and the model .* has 9.*at layer 9",
+        ),
         ("layers = [3, 9]", "layers = [3]", "must be \\[start, stop\\]"),
         ("shares = [5, 3]", "shares = [8, 0]", "needs a share of 1 row or more"),
         ("shares = [5, 3]", "shares = [5.0, 3]", "every entry of `shares` must be a whole number"),
