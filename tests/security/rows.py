@@ -432,7 +432,8 @@ ROWS: dict[str, Row] = {
             "test_who_comes_by_another_name_than_this_computers_gets_nothing "
             "test_a_page_of_another_place_computes_nothing "
             "test_a_token_that_no_client_can_show_is_told_at_once "
-            "test_a_token_is_asked_for_and_compared",
+            "test_a_token_is_asked_for_and_compared "
+            "test_a_host_that_looks_like_the_open_route_opens_no_other",
             "sdk/serve/gateway/test_connection_limit:test_when_it_is_full_the_longest_without_a_request_makes_room "
             "test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left",
             "sdk/serve/gateway/test_listener:"

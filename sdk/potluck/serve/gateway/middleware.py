@@ -15,6 +15,7 @@ from potluck.serve.gateway.connection_limit import Who
 PIECE_BYTES = 64 * 1024
 PIECE_S = 30.0  # for a reader to take one: 17 kbit/s
 SHARE = "potluck.share"  # of the room for bodies, in the scope of a request
+_LENGTHS = {b"content-length", b"transfer-encoding"}
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 Scope = MutableMapping[str, Any]
@@ -127,7 +128,7 @@ class RequestGuard:
 
         try:
             why_not = self._why_not(scope)
-            application = _refusal(why_not) if why_not else self._application
+            application = _refusal(*why_not) if why_not else self._application
             await application(scope, receive, paced)
         except OSError:  # nobody reads it: there is nobody to tell
             self._keeper.disconnect(who)
@@ -135,17 +136,21 @@ class RequestGuard:
             share.give_back()
             self._keeper.answered(who)
 
-    def _why_not(self, scope: Scope) -> str:
-        if self._names is None:
-            return ""
-        headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        if host and name_in(f"//{host}") not in self._names:
-            return f"Host: this entrance is asked as {self._names[0]}, not as {host[:80]!r}."
-        origin = headers.get(b"origin")
-        if origin is not None and name_in(origin.decode("latin-1")) not in self._names:
-            return "Origin: pages of other places may not ask this entrance."
-        return ""
+    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
+        """The status and the reason of a refusal."""
+        headers, names = scope["headers"], self._names
+        if {name for name, _ in headers} >= _LENGTHS:
+            # two servers in a row could differ on where it ends
+            return 400, "Content-Length: a body has a length, or comes in chunks, not both."
+        if names is None:
+            return None
+        for name, raw in headers:
+            value = raw.decode("latin-1")
+            if name == b"host" and value and name_in(f"//{value}") not in names:
+                return 403, f"Host: this entrance is asked as {names[0]}, not as {value[:80]!r}."
+            if name == b"origin" and name_in(value) not in names:
+                return 403, "Origin: pages of other places may not ask this entrance."
+        return None
 
 
 def name_in(url: str) -> str:
@@ -160,8 +165,8 @@ def name_in(url: str) -> str:
         return ""
 
 
-def _refusal(text: str) -> Application:
-    response = AsciiJSONResponse({"error": text}, status_code=403)
+def _refusal(status: int, text: str) -> Application:
+    response = AsciiJSONResponse({"error": text}, status_code=status)
     response.headers["Connection"] = "close"
     return response
 

@@ -397,6 +397,29 @@ def test_who_comes_by_another_name_than_this_computers_gets_nothing(gateway, pat
     assert answer_of(gateway, "GET", path, **headers)[0] == status
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+    ],
+)
+def test_what_one_server_may_take_for_two_requests_is_none(gateway, lengths):
+    """RFC 9112, section 6.1: its connection ends, so that what follows is not read as another."""
+    head = f"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n\r\n"
+    hidden = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+        connection.settimeout(LONG_S)
+        connection.sendall(f"{head}0\r\n\r\n{hidden}".encode())
+        heard = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(65536):
+                heard += data
+    assert heard.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Length" in heard
+    assert heard.count(b"HTTP/1.1 ") == 1
+
+
 def test_a_page_of_another_place_computes_nothing(gateway):
     n_before = gateway.services["birds"].stats.n_answered
     body, headers = json.dumps({"inputs": [ROW]}), {"Content_Type": "text/plain"}

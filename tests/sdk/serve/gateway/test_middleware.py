@@ -92,6 +92,22 @@ def test_room_comes_back_whatever_becomes_of_a_request():
     assert room.used_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["host", "origin"])
+@pytest.mark.parametrize("last", ["evil.example", "localhost"])
+def test_of_a_header_that_is_there_twice_both_count(name, last):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    first = "localhost" if last == "evil.example" else "evil.example"
+    begin = "" if name == "host" else "http://"
+    rows = [(name.encode(), f"{begin}{each}".encode()) for each in (first, last)]
+    within = RequestGuard(answering(b"x"), Keeper(), BodyBudget(0), ("localhost",))
+    asyncio.run(within({**scope(), "headers": rows}, nothing, send))
+    assert sent[0]["status"] == 403
+
+
 @pytest.mark.parametrize(
     ("url", "name"),
     [
