@@ -85,7 +85,8 @@ class Device:
     `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of slicing and
     adding tensors, in bytes of result (by default that of a slow processor's core). `host` names
     the physical machine: devices of one host share its processor. `host_cores`: how many of them it
-    lets compute at full speed at once; None: no other one is in its way.
+    lets compute at full speed at once; None: no other one is in its way. `handling_s`: seconds of
+    that processor that whoever hands out the work takes for an instruction, while others compute.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Device:
     floor_bytes: int = 0  # what a worker takes beside its tensors
     host: str = ""
     host_cores: float | None = None
+    handling_s: float = 0.0
     kind: str = ""
     backends: tuple[str, ...] = ("torch",)
 
@@ -113,7 +115,8 @@ class Device:
         _positive(f"{self.name}: memory_bytes", self.memory_bytes)
         _positive(f"{self.name}: copy_bytes_per_s", self.copy_bytes_per_s)
         _positive(f"{self.name}: host_cores", self.host_cores)
-        for field_name in ("idle_w", "busy_w", "radio_w", "power_error_w", "overhead_s"):
+        not_negative = ("idle_w", "busy_w", "radio_w", "power_error_w", "overhead_s", "handling_s")
+        for field_name in not_negative:
             _positive(f"{self.name}: {field_name}", getattr(self, field_name), zero=True)
         _mark(f"{self.name}: power_source", self.power_source)
 

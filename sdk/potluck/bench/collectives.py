@@ -109,7 +109,7 @@ class _Step:
         ring = zip(self.names, [*self.names[1:], self.names[0]], strict=True)
         self.routes = [paths.route(*pair) for pair in ring] if self.n > 1 else []
         self.graph: TaskGraph = paths.graph()
-        self.graph.resource_host = paths.resource_hosts(self.names)
+        paths.place(self.graph, self.names)
 
     def fits(self) -> bool:
         """Whether every device holds the whole model and its rows."""

@@ -23,7 +23,7 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> TaskTimes:
     never shared, so that a transfer runs at the full rate of its path. Nor are the processors of
     hosts.
     """
-    alone = replace(graph, resource_host={}, route_host=[-1] * len(graph.routes))
+    alone = replace(graph, resource_host={}, handling_s={}, route_host=[-1] * len(graph.routes))
     return engine.run(alone, _MostUrgentFirst(graph, urgency))
 
 

@@ -6,7 +6,15 @@ from typing import Any
 
 from potluck.graph.backends import document_for, kind_on
 from potluck.handle import Task
-from potluck.profile.call_cost import N_FEW, N_MANY, NO_CALL, call_cost, tiny_piece, without
+from potluck.profile.call_cost import (
+    N_FEW,
+    N_MANY,
+    NO_CALL,
+    call_cost,
+    seconds_of,
+    tiny_piece,
+    without,
+)
 from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import LinkLine, fit_line
 from potluck.records import HOME, Layer, LayerCost
@@ -21,6 +29,9 @@ PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a windo
 PROBE_REPEATS = 3
 # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
 SHORT_REPEATS = 9
+WORK_REPEATS = 5
+
+Requests = dict[str, tuple[Measure, tuple[bytes, ...]]]
 
 
 class Bench:
@@ -102,6 +113,18 @@ class Bench:
             self.calls[device, train] = call_cost(few, many)
         return self.calls[device, train]
 
+    def call_s(self, device: str, train: bool) -> float:
+        """Seconds of a call there, where that is known.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        train
+            Forward and backward, on average.
+        """
+        return seconds_of(self.calls.get((device, train), NO_CALL))
+
     def _piece(
         self,
         device: str,
@@ -148,16 +171,7 @@ class Bench:
         n
             How often.
         """
-        requests = {}
-        for name in devices:
-            kind = kind_on(
-                model, name, self._members[name].capability.get("backends", ()), train=train
-            )
-            order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
-            requests[name] = (
-                order,
-                (document_for(model, name, kind, index, index + 1, train=train),),
-            )
+        requests = self._requests(devices, model, index, train, rows, n)
         self._task.check()
         answers = self._link.ask(RequestAll(requests=requests)).result()
         self.done(f"{', '.join(requests)} at once")
@@ -165,6 +179,47 @@ class Bench:
             float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()
         ]
         return mean(seconds)
+
+    def _requests(
+        self, devices: Iterable[str], model: Any, index: int, train: bool, rows: int, n: int
+    ) -> Requests:
+        """That each of these devices times a layer."""
+        requests: Requests = {}
+        for name in devices:
+            backends = self._members[name].capability.get("backends", ())
+            kind = kind_on(model, name, backends, train=train)
+            order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
+            document = document_for(model, name, kind, index, index + 1, train=train)
+            requests[name] = order, (document,)
+        return requests
+
+    def wait_at_work_s(
+        self, source: str, target: str, model: Any, index: int, train: bool, rows: int
+    ) -> float:
+        """What a small value takes there, with its answer, when both ends have just computed a
+        layer: caches are full of the layer's numbers then, as they are in a run.
+
+        Parameters
+        ----------
+        source, target
+            Names of devices.
+        model
+            What is measured.
+        index
+            Of the layer.
+        train
+            Forward and backward.
+        rows
+            Of the batch.
+        """
+        ends = [name for name in (source, target) if name != HOME]
+        work = RequestAll(requests=self._requests(ends, model, index, train, rows, 1))
+        seconds: list[float] = []
+        for _ in range(WORK_REPEATS):
+            self._task.check()
+            self._link.ask(work).result()
+            seconds += self._probe(source, target, WAIT_BYTES, 1)
+        return median(seconds)
 
     def line(self, source: str, target: str, rate: float | None = None) -> LinkLine:
         """Latency and rate from one device to another, or from home.
@@ -218,8 +273,10 @@ class Bench:
         self.done(f"{source} to {target}")
         return max(0.0, seconds - PROBE_BYTES[0] / bytes_per_s)
 
-    def _probe(self, source: str, target: str, nbytes: int) -> Sequence[float]:
-        repeats = SHORT_REPEATS if nbytes == PROBE_BYTES[0] else PROBE_REPEATS
+    def _probe(
+        self, source: str, target: str, nbytes: int, repeats: int | None = None
+    ) -> Sequence[float]:
+        repeats = repeats or (SHORT_REPEATS if nbytes == PROBE_BYTES[0] else PROBE_REPEATS)
         if source == HOME:
             order = UplinkProbe(device=target, nbytes=nbytes)
             return [float(self._link.ask(order).result()) for _ in range(repeats)]

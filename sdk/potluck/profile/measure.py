@@ -6,36 +6,32 @@ machines in parallel.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from statistics import mean
+from dataclasses import replace
 from typing import Any
 
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.backends import WEIGHT_COPIES, kind_on
 from potluck.handle import Task
 from potluck.profile.assumed_power import assumed_watts
-from potluck.profile.call_cost import NO_CALL, seconds_of
+from potluck.profile.call_cost import NO_CALL
 from potluck.profile.device_bench import MAX_REPEATS, Bench, possible_rows
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.layer_times_store import LayerTimesStore, about_of
 from potluck.profile.left_out import leave_out
 from potluck.profile.measure_network import measure_network, pairs_to_probe
 from potluck.profile.measure_power import NotMeasured, has_meter, measure_watts, shared
-from potluck.profile.network import is_itself
 from potluck.profile.power_model import Watts
 from potluck.profile.profiles import Measurements, Profile, can_train
+from potluck.profile.shared_machines import Costs, SharedMachine, at_work, shared_machines
 from potluck.records import Device, LayerCost
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Member, Members
 
-TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
 # What a worker takes beside tensors: kernels and buffers that libraries make at first use. Up to
 # 1.5 MiB in workers that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
 FLOOR_BYTES = 8 * 2**20
-
-# of the layers of a model, for training and for inference
-Costs = Mapping[bool, tuple[LayerCost, ...]]
 
 
 def check_measuring(rows: Any, repeats: Any, devices: Any, watts: Any = None) -> None:
@@ -151,8 +147,8 @@ def profile(
     for note in connected.contradictions:
         warnings.warn(note, stacklevel=2)
     notes += connected.notes
-    cores = _cores(bench, model, found, capabilities)
-    calls = {name: _call_s(bench, name, costs) for name, costs in found.items()}
+    machines = shared_machines(bench, model, found, capabilities)
+    network = at_work(connected.network, machines.values())
     if watts is not False:
         powers = measured_before if measured_before is not None else {}
         again = bool(watts)
@@ -171,20 +167,16 @@ def profile(
         model=name_of(model),
         signature=model.signature,
         devices=tuple(
-            _powered(
-                device_of(name, capability, cores.get(name), call_s=calls[name]),
-                members[name],
-                measured_before,
-            )
-            for name, capability in capabilities.items()
+            _powered(device, members[device.name], measured_before)
+            for device in _placed(bench, found, capabilities, machines)
         ),
-        network=connected.network,
+        network=network,
         training=measured.get(True),
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
         untrained=model.untrained,
         excluded=excluded,
-        document=connected.document,
+        document=replace(connected.document, beside=network),
     )
 
 
@@ -249,28 +241,22 @@ def _measure_watts(
     return failed
 
 
+def _placed(
+    bench: Bench,
+    found: Mapping[str, Costs],
+    capabilities: Mapping[str, Mapping[str, Any]],
+    machines: Mapping[str, SharedMachine],
+) -> Iterator[Device]:
+    """Every device, as one of the machine that it shares where it does."""
+    for name, capability in capabilities.items():
+        device = device_of(name, capability, bench.call_s(name, True in found[name]))
+        yield machines[name].device(device) if name in machines else device
+
+
 def _powered(device: Device, member: Member, powers: Mapping[str, Watts] | None) -> Device:
     """The device with its power as it was measured, where it was."""
     watts = (powers or {}).get(member.key)
     return device if watts is None or not has_meter(member.capability) else watts.of(device)
-
-
-def _cores(
-    bench: Bench,
-    model: Any,
-    found: Mapping[str, Costs],
-    capabilities: Mapping[str, Mapping[str, Any]],
-) -> dict[str, float]:
-    """Of every device that shares its machine with others: how many of these compute at full speed
-    at once.
-    """
-    cores: dict[str, float] = {}
-    for sharing in sharing_hosts(capabilities):
-        costs = {name: found[name] for name in sharing}
-        cores |= dict.fromkeys(
-            sharing, _host_cores(bench, model, _common_mode(found, sharing), costs, capabilities)
-        )
-    return cores
 
 
 def _costs(
@@ -319,78 +305,6 @@ def _costs(
     return costs
 
 
-def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The devices of every machine that several compute on as fast as they can."""
-    hosts: dict[str, list[str]] = {}
-    for name, capability in capabilities.items():
-        if capability.get("host") and is_itself(capability):
-            hosts.setdefault(str(capability["host"]), []).append(name)
-    return [tuple(names) for names in hosts.values() if len(names) > 1]
-
-
-def _common_mode(found: Mapping[str, Costs], names: Iterable[str]) -> bool:
-    """Training, if all of these are measured for it."""
-    return all(True in found[name] for name in names)
-
-
-def _host_cores(
-    bench: Bench,
-    model: Any,
-    train: bool,
-    found: Mapping[str, Costs],
-    capabilities: Mapping[str, Mapping[str, Any]],
-) -> float:
-    """How many of these devices can compute at full speed at once: their heaviest layer, alone and
-    all together.
-    """
-    costs = [modes[train] for modes in found.values()]
-    rows = costs[0][0].rows[-1]
-    call_s = mean(_call_s(bench, name, {train: ()}) for name in found) * (2 if train else 1)
-    alone_s = [
-        call_s + mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)
-    ]
-    index = max(range(len(alone_s)), key=alone_s.__getitem__)
-    repeats = min(max(3, int(TOGETHER_S / max(alone_s[index], 1e-9))), MAX_REPEATS)
-    together_s = bench.together_s(found, model, index, train, rows, repeats)
-    some = capabilities[next(iter(found))]
-    return effective_cores(
-        len(found),
-        int(some.get("cores") or 1) / int(some.get("threads") or 1),
-        alone_s[index] / max(together_s, 1e-9),
-    )
-
-
-def _call_s(bench: Bench, name: str, costs: Costs) -> float:
-    """Seconds of a call there, where it is known; of training, if the device was measured for
-    it.
-    """
-    return seconds_of(bench.calls.get((name, True in costs), NO_CALL))
-
-
-def _heaviest_s(cost: LayerCost) -> float:
-    return cost.forward_s[-1] + (cost.backward_s[-1] if cost.backward_s else 0.0)
-
-
-def effective_cores(n_devices: int, room: float, speed_frac: float) -> float:
-    """Devices at full speed at once, where `room` fit by the count of cores and `n_devices` at once
-    each had `speed_frac` of the speed that they have alone: neighbours share caches and memory too.
-
-    >>> effective_cores(4, 2.0, 0.45), effective_cores(2, 8.0, 1.0)
-    (1.8, 8.0)
-
-    Parameters
-    ----------
-    n_devices
-        On one machine.
-    room
-        Devices that fit by the count of cores.
-    speed_frac
-        Of the speed alone, that each had beside the others.
-    """
-    expected = min(1.0, room / n_devices)
-    return room * min(1.0, speed_frac / expected)
-
-
 def by_host(
     names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]
 ) -> dict[str, Any]:
@@ -416,13 +330,7 @@ def by_host(
     return {name: found[name] for group in groups.values() for name in group}
 
 
-def device_of(
-    name: str,
-    capability: Mapping[str, Any],
-    host_cores: float | None = None,
-    *,
-    call_s: float = 0.0,
-) -> Device:
+def device_of(name: str, capability: Mapping[str, Any], call_s: float = 0.0) -> Device:
     """The device as planners see it, from its capability statement.
 
     Parameters
@@ -431,8 +339,6 @@ def device_of(
         Of the device.
     capability
         Its capability statement.
-    host_cores
-        Devices at full speed at once on its machine.
     call_s
         What a call of a piece takes, beside its layers and what any instruction takes.
     """
@@ -443,7 +349,6 @@ def device_of(
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,
         host=str(capability.get("host") or ""),
-        host_cores=host_cores,
         kind=str(capability.get("platform") or ""),
         backends=tuple(capability.get("backends") or ()),
     )

@@ -324,7 +324,7 @@ class Direct:
         on = [self.devices[name] for name in devices]
         items = [self._priced(plan, on, item) for item in layout.items]
         names = (*devices, HOME)
-        graph.resource_host = self._paths.resource_hosts(devices)
+        self._paths.place(graph, devices)
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)

@@ -35,7 +35,8 @@ class TaskGraph:
 
     Resources and routes may belong to a host, whose processor all that happens there shares: of n
     tasks at once each runs at min(1, cores / n) of its speed. What a route inside a host carries,
-    and its latency, is work of that processor.
+    and its latency, is work of that processor. So is what an ended task leaves to those who hand
+    out the work there: nobody waits for it.
     """
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
@@ -46,6 +47,8 @@ class TaskGraph:
     route_host: list[int] = field(default_factory=list)  # per route; -1: between hosts
     # of the computing resources that share a host
     resource_host: dict[int, int] = field(default_factory=dict)
+    # of these, seconds of the processor that every ended task leaves to others
+    handling_s: dict[int, float] = field(default_factory=dict)
     resource: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
@@ -214,6 +217,7 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> TaskTimes:
     doing = [-1] * n_resources  # the task that has the resource
     state, flows = SimulationState(graph), Flows(graph)
     class_of, class_of_resource = flows.class_of, flows.class_of_resource
+    handling_s = graph.handling_s
     ends, start_s = state.ends, state.start_s
     free_s, stop_s = state.free_s, state.stop_s
     n_waits, followers = state.n_waits, graph.followers
@@ -260,7 +264,10 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> TaskTimes:
         now_s = ends[0][0] if ends and ends[0][0] < flow_end_s else flow_end_s
         if flow_end_s <= now_s:
             for task in flows.take_ended(now_s):
-                heappush(ends, (now_s, task if task < n_tasks else n_tasks - 1 - task))
+                if task < n_tasks:
+                    heappush(ends, (now_s, task))
+                elif route_of[task - n_tasks] != COMPUTE:
+                    heappush(ends, (now_s, n_tasks - 1 - task))
         while ends and ends[0][0] <= now_s:
             task = heappop(ends)[1]
             if task >= 0:
@@ -277,6 +284,8 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> TaskTimes:
                         else:
                             flows.start(n_tasks + task, class_of[route], now_s)
                         continue
+                elif resource in handling_s:
+                    flows.start(n_tasks + task, class_of_resource[resource], now_s)
             else:
                 task = -1 - task
             stop_s[task] = now_s
@@ -291,7 +300,8 @@ class Flows:
 
     All is brought up to date when the set changes.
 
-    Flow n_tasks + t is the latency of transfer t, where that is work of a processor.
+    Flow n_tasks + t is the latency of transfer t, where that is work of a processor, or what task t
+    left to others.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -310,7 +320,7 @@ class Flows:
         self.marks: dict[int, float] = {}
         self.changed = False
         self._left = graph.work.copy()  # bytes of a flow that was paused; seconds of a processor
-        if any(host >= 0 for host in hosts):
+        if graph.handling_s or any(host >= 0 for host in hosts):
             self._count_seconds(graph)
         self._class: dict[int, int] = {}  # flow -> class
         self._clock = [0.0] * (n_hosts + len(self.media))  # what every flow of the class has got
@@ -324,7 +334,7 @@ class Flows:
 
     def _count_seconds(self, graph: TaskGraph) -> None:
         """Transfers inside a host as work of its processor: seconds at the rate of the path, then
-        those of latency.
+        those of latency; and what computing tasks leave.
         """
         per_byte = [
             max((times / graph.capacity[m] for m, times in route), default=0.0)
@@ -332,7 +342,9 @@ class Flows:
         ]
         tails = [0.0] * len(graph.work)
         for task, route in enumerate(graph.route):
-            if route != COMPUTE and graph.route_host[route] >= 0:
+            if route == COMPUTE:
+                tails[task] = graph.handling_s.get(graph.resource[task], 0.0)
+            elif graph.route_host[route] >= 0:
                 self._left[task] *= per_byte[route]
                 tails[task] = graph.latency_s[route]
         self._left += tails
@@ -348,7 +360,7 @@ class Flows:
         Parameters
         ----------
         flow
-            Number of the task; n_tasks + t for the latency of transfer t.
+            Number of the task; n_tasks + t for the latency of transfer t, or what task t leaves.
         number
             Of its class.
         now_s

@@ -43,14 +43,14 @@ class Paths:
         """A graph without tasks on these media and routes."""
         return self._graph.on_same_paths()
 
-    def resource_hosts(self, names: Sequence[str]) -> dict[int, int]:
-        """The computing resources of devices that share a processor: device i computes on resource
-        2 i.
+    def place(self, graph: TaskGraph, names: Sequence[str]) -> None:
+        """Tell a graph which of its computing resources share a processor: device i computes on
+        resource 2 i.
         """
-        places = ((2 * i, self._devices[name]) for i, name in enumerate(names))
-        return {
-            resource: self._hosts[device.host] for resource, device in places if device.host_cores
-        }
+        places = {2 * i: self._devices[name] for i, name in enumerate(names)}
+        sharing = {at: device for at, device in places.items() if device.host_cores}
+        graph.resource_host = {at: self._hosts[device.host] for at, device in sharing.items()}
+        graph.handling_s = {at: d.handling_s for at, d in sharing.items() if d.handling_s}
 
     def route(self, source: str, target: str) -> int:
         """The number of a route in all graphs."""

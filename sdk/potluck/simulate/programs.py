@@ -91,7 +91,7 @@ class ProgramSimulation:
         self.send_resource = {name: 2 * i + 1 for i, name in enumerate(names)}
         self.paths = Paths(problem, self.home)
         self.graph = self.paths.graph()
-        self.graph.resource_host = self.paths.resource_hosts([*compiled.programs])
+        self.paths.place(self.graph, [*compiled.programs])
         # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
         self.tasks: list[dict[tuple[str, int], int]] = []
         # per step: the tasks that stand for its start and its end

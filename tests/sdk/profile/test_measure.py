@@ -30,6 +30,7 @@ def test_a_profile_makes_a_problem_that_planners_solve(home):
     names = ("local-1", "local-2", "home")
     assert set(measured.network.paths) == {(a, b) for a in names for b in names if a != b}
     assert all(device.memory_bytes > 0 for device in measured.devices)
+    assert all(device.host_cores and device.handling_s for device in measured.devices)
     plans = potluck.plan(handle, potluck.Training(batch=8))
     run = home.deploy(plans.best, model).wait()
     x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))

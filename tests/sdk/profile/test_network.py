@@ -4,7 +4,6 @@ import pytest
 
 from potluck.errors import UserError
 from potluck.profile.links import LinkLine, fit_line
-from potluck.profile.measure import effective_cores, sharing_hosts
 from potluck.profile.network import machines, network_of
 from potluck.records import Medium, Network, Path
 
@@ -66,30 +65,6 @@ def test_what_stays_inside_one_machine_is_work_for_its_processor():
     assert inside == {
         (a, b) for a in ("a", "b", "home") for b in ("a", "b", "home", "paced") if a != b
     }
-
-
-def test_devices_that_compute_as_fast_as_they_can_share_their_machine():
-    a = {"host": "box"}
-    b = {"host": "box", "emulated": {"slowdown": 1.0}}
-    c = {"host": "box"}
-    other, slow = {"host": "alone"}, {"host": "box", "emulated": {"slowdown": 3.0}}
-    assert sharing_hosts({"a": a, "other": other, "b": b, "slow": slow, "c": c}) == [
-        ("a", "b", "c")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("n_devices", "room", "speed_frac", "expected"),
-    [
-        (2, 2.0, 1.0, 2.0),
-        (2, 2.0, 0.8, 1.6),
-        (4, 2.0, 0.5, 2.0),
-        (4, 2.0, 0.4, 1.6),
-        (2, 8.0, 1.1, 8.0),
-    ],
-)
-def test_cores_by_how_much_devices_slow_each_other(n_devices, room, speed_frac, expected):
-    assert effective_cores(n_devices, room, speed_frac) == pytest.approx(expected)
 
 
 def test_what_is_between_machines_is_shared_by_all_that_are_on_them():

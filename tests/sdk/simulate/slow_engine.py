@@ -82,7 +82,8 @@ def run(graph):
             flows_s = now_s
             for task in ended:
                 del rest[task]
-                heappush(ends, (now_s, task % n_tasks, int(task >= n_tasks)))
+                if task < n_tasks or route[task - n_tasks] != COMPUTE:
+                    heappush(ends, (now_s, task % n_tasks, int(task >= n_tasks)))
             rates = _rates(graph, rest)
         while ends and ends[0][0] <= now_s:
             _, task, freed = heappop(ends)
@@ -99,6 +100,11 @@ def run(graph):
                         rest[n_tasks + task] = graph.latency_s[route[task]]
                         rates = _rates(graph, rest)
                     continue
+                if route[task] == COMPUTE and resource_of[task] in graph.handling_s:
+                    _advance(rest, rates, now_s - flows_s)
+                    flows_s = now_s
+                    rest[n_tasks + task] = graph.handling_s[resource_of[task]]
+                    rates = _rates(graph, rest)
             times.stop_s[task] = now_s
             for follower in followers[task]:
                 n_waits[follower] -= 1
@@ -109,9 +115,7 @@ def run(graph):
 
 
 def _host(graph, task):
-    """The host on whose processor a task runs (n_tasks + t: the latency of transfer t); -1 for
-    none.
-    """
+    """On whose processor a task runs, or what comes after it (n_tasks + t); -1 for none."""
     task %= len(graph.resource)
     route = graph.route[task]
     return (

@@ -58,7 +58,9 @@ def random_problem(rng):
         )
 
     def place():
-        return {"host": "box", "host_cores": 1.5} if shared and rng.random() < 0.8 else {}
+        if not shared or rng.random() < 0.2:
+            return {}
+        return {"host": "box", "host_cores": 1.5, "handling_s": rng.choice([0.0, 0.003])}
 
     shared = rng.random() < 0.3
     frozen = rng.choice([0, 0, 2])  # so many first layers have no gradient

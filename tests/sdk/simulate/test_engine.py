@@ -98,6 +98,15 @@ def test_what_goes_from_device_to_device_inside_a_host_is_work_for_its_processor
     assert (times.stop_s[behind], times.stop_s[computing]) == (6.0, 7.0)
 
 
+def test_what_an_ended_task_leaves_to_others_takes_the_processor_and_delays_nobody_else():
+    graph = TaskGraph(cores=[1.0], resource_host={0: 0}, handling_s={0: 1.0})
+    first = graph.add(0, 2.0)
+    behind, elsewhere = graph.add(0, 2.0, after=[first]), graph.add(1, 3.0, after=[first])
+    times = run(graph)
+    # From 2 s on at half speed beside what was left, which is done at 4 s.
+    assert [times.stop_s[task] for task in (first, behind, elsewhere)] == [2.0, 5.0, 5.0]
+
+
 def test_a_computing_task_keeps_its_lane_on_a_shared_processor_too():
     graph = TaskGraph(cores=[1.0], resource_host={0: 0, 1: 0})
     long, gate = graph.add(0, 3.0, priority=9), graph.add(1, 1.0)
@@ -145,6 +154,9 @@ def random_graph(rng, *, hosts=False):
     if hosts:
         graph.cores = [1.0, 1.5]
         graph.resource_host = {resource: rng.randrange(2) for resource in range(rng.randint(1, 4))}
+        graph.handling_s = {
+            at: rng.uniform(0.1, 1) for at in graph.resource_host if rng.random() < 0.5
+        }
     routes = [
         graph.add_route(
             tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))),

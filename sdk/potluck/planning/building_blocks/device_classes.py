@@ -84,7 +84,7 @@ def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, 
 
 def _same(problem: Problem, network: "_PathsOf", i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
-    facts = ["memory_bytes", "overhead_s", "copy_bytes_per_s", "host_cores"]
+    facts = ["memory_bytes", "overhead_s", "copy_bytes_per_s", "host_cores", "handling_s"]
     facts += ["idle_w", "busy_w", "radio_w"] if _joules_count(problem) else []
     if (
         any(getattr(a, fact) != getattr(b, fact) for fact in facts)
