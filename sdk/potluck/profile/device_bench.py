@@ -29,7 +29,7 @@ PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a windo
 PROBE_REPEATS = 3
 # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
 SHORT_REPEATS = 9
-WORK_REPEATS = 5
+WORK_REPEATS = 3  # of a layer before such a value
 
 Requests = dict[str, tuple[Measure, tuple[bytes, ...]]]
 
@@ -193,16 +193,26 @@ class Bench:
             requests[name] = order, (document,)
         return requests
 
-    def wait_at_work_s(
-        self, source: str, target: str, model: Any, index: int, train: bool, rows: int
-    ) -> float:
-        """What a small value takes there, with its answer, when both ends have just computed a
-        layer: caches are full of the layer's numbers then, as they are in a run.
+    def waits_at_work_s(
+        self,
+        source: str,
+        target: str,
+        devices: Iterable[str],
+        model: Any,
+        index: int,
+        train: bool,
+        rows: int,
+    ) -> list[float]:
+        """What small values take there, each with its answer, when devices of that machine have
+        just computed a layer: caches are full of its numbers then and cores have been lent to
+        others, as in a run.
 
         Parameters
         ----------
         source, target
             Names of devices.
+        devices
+            All that compute.
         model
             What is measured.
         index
@@ -212,14 +222,13 @@ class Bench:
         rows
             Of the batch.
         """
-        ends = [name for name in (source, target) if name != HOME]
-        work = RequestAll(requests=self._requests(ends, model, index, train, rows, 1))
+        requests = self._requests(devices, model, index, train, rows, WORK_REPEATS)
         seconds: list[float] = []
-        for _ in range(WORK_REPEATS):
+        for _ in range(SHORT_REPEATS):
             self._task.check()
-            self._link.ask(work).result()
+            self._link.ask(RequestAll(requests=requests)).result()
             seconds += self._probe(source, target, WAIT_BYTES, 1)
-        return median(seconds)
+        return seconds
 
     def line(self, source: str, target: str, rate: float | None = None) -> LinkLine:
         """Latency and rate from one device to another, or from home.

@@ -36,9 +36,12 @@ class SharedMachine:
     wait_frac: float
 
     def device(self, device: Device) -> Device:
-        """The device as one of this machine's."""
+        """The device as one of this machine's: short programs take longer while others work."""
         return replace(
-            device, host_cores=self.host_cores, handling_s=self.wait_s / EVENTS_OF_A_WAIT
+            device,
+            host_cores=self.host_cores,
+            handling_s=self.wait_s / EVENTS_OF_A_WAIT,
+            overhead_s=device.overhead_s * self.wait_frac,
         )
 
 
@@ -79,9 +82,9 @@ def at_work(network: Network, machines: Iterable[SharedMachine]) -> Network:
     machines
         That devices share.
     """
-    slower = {machine.host: machine.wait_frac for machine in machines}
+    wait_s = {machine.host: machine.wait_s for machine in machines}
     paths = {
-        pair: replace(path, latency_s=path.latency_s * slower.get(path.host, 1.0))
+        pair: replace(path, latency_s=max(path.latency_s, wait_s.get(path.host, 0.0)))
         for pair, path in network.paths.items()
     }
     return replace(network, paths=paths)
@@ -128,9 +131,13 @@ def _waits(
     pairs = list(pairwise(names))[:PAIRS]
     if not pairs:
         return 0.0, 1.0
-    busy_s = [bench.wait_at_work_s(*pair, model, index, train, rows) for pair in pairs]
-    idle_s = [median(bench.waits_s(*pair)) for pair in pairs]
-    return mean(busy_s), mean(busy_s) / mean(idle_s)
+    idle_s = [wait_s for pair in pairs for wait_s in bench.waits_s(*pair)]
+    busy_s = [
+        wait_s
+        for pair in pairs
+        for wait_s in bench.waits_at_work_s(*pair, names, model, index, train, rows)
+    ]
+    return median(busy_s), median(busy_s) / median(idle_s)
 
 
 def _heaviest_s(cost: LayerCost) -> float:
