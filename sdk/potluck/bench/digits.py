@@ -5,7 +5,8 @@ Agents here share this computer's cores, so more of them need not be faster: wha
 what the splitting costs. The lab's emulated devices leave each other room; there, several plans are
 tried against their predictions.
 
-Agents on shared cores are predicted worse than those of the lab, for reasons that `LIMITS` names.
+Agents on shared cores are predicted worse than those of the lab, for a reason that `LIMITS` names:
+so each number of agents is profiled and run several times.
 """
 
 import time
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.records import Plan
 
-SETTINGS: Mapping[str, float] = {"batch": 64, "steps": 12, "most_agents": 4, "lab_plans": 3}
-GOALS = {"prediction_error_frac": ("<=", 0.10)}
+SETTINGS: Mapping[str, float] = {
+    "batch": 64,
+    "steps": 12,
+    "most_agents": 4,
+    "tries": 3,
+    "lab_plans": 3,
+}
+GOALS = {"prediction_error_frac": ("<=", 0.10), "prediction_error_local_frac": ("<=", 0.10)}
 LEARNING_RATE = 1e-3
 LIMITS = (
-    "prediction_error_local_frac: layers are timed with nobody else at work, and messages by many "
-    "of them in a row. In a run workers, agents, their sockets and the notebook want more than the "
-    "cores have, and an agent whose caches are full of a network's numbers takes 0.5 ms for an "
-    "event that takes a tenth of that otherwise. No profile knows these.",
+    "prediction_error_local_frac: a profile and a run are some seconds apart, and the speed of a "
+    "machine that is shared or rented drifts meanwhile: compare plain_step_slowest_ratio, the "
+    "slowest by the quickest median of plain steps.",
 )
 
 
@@ -35,17 +41,25 @@ def run(settings: Mapping[str, float]) -> Result:
     from potluck.home import Home
 
     batches = _batches(int(settings["batch"]), int(settings["steps"]))
-    plain_s = _plain_step_s(batches)
-    figures: dict[str, float] = {"plain_step_ms": 1e3 * plain_s}
-    errors: list[float] = []
+    figures, errors, plain_s = dict[str, float](), list[float](), list[float]()
     for n in range(1, int(settings["most_agents"]) + 1):
-        with Home.local(n) as home:
-            ((step_s, error_frac),) = _try_plans(home, batches, 1)
+        tries_s, ratios, off_fracs = list[float](), list[float](), list[float]()
+        for _ in range(int(settings["tries"])):
+            plain_s.append(_plain_step_s(batches))
+            with Home.local(n) as home:
+                ((step_s, error_frac),) = _try_plans(home, batches, 1)
+            tries_s.append(step_s)
+            ratios.append(step_s / plain_s[-1])
+            off_fracs.append(error_frac)
+        errors.append(median(off_fracs))
         figures |= {
-            f"agents_{n}_step_ms": 1e3 * step_s,
-            f"agents_{n}_ratio_to_plain": step_s / plain_s,
+            f"agents_{n}_step_ms": 1e3 * median(tries_s),
+            f"agents_{n}_ratio_to_plain": median(ratios),
         }
-        errors.append(error_frac)
+    figures |= {
+        "plain_step_ms": 1e3 * median(plain_s),
+        "plain_step_slowest_ratio": max(plain_s) / min(plain_s),
+    }
     with Home.lab() as home:
         tried = _try_plans(home, batches, int(settings["lab_plans"]))
     figures["lab_best_step_ms"] = 1e3 * tried[0][0]

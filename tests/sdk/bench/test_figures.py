@@ -12,7 +12,7 @@ SMALL = {
     "processors": {"rows": 2, "width": 16, "blocks": 1, "repeats": 1, "rounds": 1, "threads": 2},
     "agent": {"repeats": 1, "settle_s": 0},
     "generate": {"layers": 1, "max_length": 64, "prompt": 8, "tokens": 3, "repeats": 1},
-    "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
+    "digits": {"most_agents": 1, "steps": 3, "tries": 1, "lab_plans": 1},
     "pipeline": {
         "rounds": 1,
         "alone_rounds": 1,
