@@ -11,6 +11,7 @@ so each number of agents is profiled and run several times.
 
 import time
 from collections.abc import Mapping, Sequence
+from operator import truediv
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -41,20 +42,19 @@ def run(settings: Mapping[str, float]) -> Result:
     from potluck.home import Home
 
     batches = _batches(int(settings["batch"]), int(settings["steps"]))
-    figures, errors, plain_s = dict[str, float](), list[float](), list[float]()
+    figures, errors = dict[str, float](), list[float]()
+    plain_s = list[float]()
     for n in range(1, int(settings["most_agents"]) + 1):
-        tries_s, ratios, off_fracs = list[float](), list[float](), list[float]()
+        tries: list[tuple[float, float]] = []
         for _ in range(int(settings["tries"])):
             plain_s.append(_plain_step_s(batches))
             with Home.local(n) as home:
-                ((step_s, error_frac),) = _try_plans(home, batches, 1)
-            tries_s.append(step_s)
-            ratios.append(step_s / plain_s[-1])
-            off_fracs.append(error_frac)
-        errors.append(median(off_fracs))
+                tries += _try_plans(home, batches, 1)
+        errors.append(median(error for _, error in tries))
+        steps_s = [step_s for step_s, _ in tries]
         figures |= {
-            f"agents_{n}_step_ms": 1e3 * median(tries_s),
-            f"agents_{n}_ratio_to_plain": median(ratios),
+            f"agents_{n}_step_ms": 1e3 * median(steps_s),
+            f"agents_{n}_ratio_to_plain": median(map(truediv, steps_s, plain_s[-len(tries) :])),
         }
     figures |= {
         "plain_step_ms": 1e3 * median(plain_s),
