@@ -19,6 +19,7 @@ from tests.agent.agents import Keys, RawPeer, agent, command, pair
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent import keys
+from potluck_agent.cli import arguments, main
 from potluck_wire import limits
 from potluck_wire.messages import (
     Channel,
@@ -390,3 +391,16 @@ def test_too_few_descriptors_are_said_in_one_sentence(tmp_path):
     assert started.returncode != 0
     assert "may have 60 files and connections open, and needs" in started.stderr
     assert "Traceback" not in started.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_memory_and_too_few_threads_are_said_in_one_sentence(
+    tmp_path, monkeypatch, capsys, error
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("potluck_agent.cli.main.check_descriptors", fail)
+    given = arguments.parser().parse_args(["start", "--state", str(tmp_path)])
+    assert main.run(given) == 1
+    assert "no more memory or threads" in capsys.readouterr().err

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MIN_ARENA_BYTES = 64 * 1024**2
 NETWORK_LOOK_S = 0.5
 DEVICE_SHARE_FRAC = 0.9  # of an accelerator's free memory; the rest is for its kernels
+NO_THREAD = "can't start new thread"  # as Python says it, by a RuntimeError
 
 
 def run(given: Namespace) -> int:
@@ -61,6 +62,15 @@ def run(given: Namespace) -> int:
             raise
         _print_line(
             sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?"
+        )
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if type(error) is RuntimeError and str(error) != NO_THREAD:
+            raise
+        _print_line(
+            sys.stderr,
+            "potluck agent: the system gives this process no more memory or threads. Raise its "
+            "limits (ulimit -v, ulimit -u), or end something else, and start it again.",
         )
         return 1
     except KeyboardInterrupt:

@@ -167,8 +167,9 @@ class KeptFiles:
                 self._tell(order, FAILED)
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="potluck disk", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="potluck disk", daemon=True)
+            thread.start()
+            self._thread = thread  # where the system gives none, the next order asks again
         self._orders.put((order, place))
 
     def close(self) -> None:

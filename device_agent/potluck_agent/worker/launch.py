@@ -228,7 +228,8 @@ class WorkerLink:
             # server waits for its own
             if not self.has_ended(SOON_S) and not isinstance(self._process, ForkedWorker):
                 wait = threading.Thread(target=self._process.wait, name="potluck end", daemon=True)
-                wait.start()
+                with contextlib.suppress(RuntimeError):  # no thread is left: it is reaped later
+                    wait.start()
         self.listen(READS_AT_ITS_END)
 
     def listen(self, most_reads: int = READS_AT_ONCE) -> None:

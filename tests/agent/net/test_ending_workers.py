@@ -108,6 +108,18 @@ def test_nobody_waits_for_the_memory_of_one_that_is_killed():
     assert process.reaped.wait(TIMEOUT_S)  # it stays no zombie
 
 
+def test_a_worker_is_ended_where_the_system_gives_no_thread_to_wait_for_it(monkeypatch):
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    link, theirs = link_of(SlowEnd())
+    monkeypatch.setattr("threading.Thread.start", none_left)
+    link.kill()
+    theirs.close()
+    assert link.closed
+    assert link.socket.fileno() == -1
+
+
 @pytest.fixture
 def pool():
     """Workers that take long to give their memory back, and the processes of those that began."""

@@ -168,6 +168,18 @@ def test_a_disk_that_fails_is_told_once(disk):
     assert len(disk.notes) == 1
 
 
+def test_where_the_system_gives_no_thread_the_next_order_asks_again(disk, monkeypatch):
+    with monkeypatch.context() as refusing:
+        refusing.setattr("threading.Thread.start", none_left)
+        with pytest.raises(RuntimeError, match="new thread"):
+            disk.write()
+    assert disk.write() == DONE
+
+
+def none_left(thread):
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_place_that_went_with_its_worker_is_told_and_no_fault(disk):
     def gone(span):
         raise LookupError
