@@ -71,7 +71,8 @@ def test_moments_are_the_checkpoints_where_nothing_lies_beside(made, pair, on_bo
 def test_a_run_ends_with_its_training_whose_state_is_saved_and_asked_afterwards(
     made, pair, on_both, tmp_path
 ):
-    theirs, ours, on = made.Plain(), made.Plain(), made.Plain()
+    theirs, ours = made.Plain(), made.Plain()
+    on = made.Plain()
     made.fitted(theirs, tmp_path / "a", epochs=3)
     trainer = made.trainer_of(tmp_path / "b", home=pair, choose=on_both)
     trainer.fit(ours, made.loader())

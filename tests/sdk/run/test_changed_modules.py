@@ -512,7 +512,8 @@ class RatedOutside(Loss):
 def test_a_change_while_a_fit_goes_on_ends_it(home, monkeypatch, change, by):
     monkeypatch.setattr(f"{__name__}.RATE", 1.0)
     torch.manual_seed(0)
-    net, loss, (x, y) = Net(), RatedOutside(), make_data("mlp", 8)
+    net, loss = Net(), RatedOutside()
+    x, y = make_data("mlp", 8)
     model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
     run = home.deploy(plan_of(model), model).wait()
     alter, text = WITHIN[change]
