@@ -110,7 +110,8 @@ def _in_slot(kept: Mapping[str, Any], name: str, kind: Type) -> "torch.Tensor":
 
 
 def steps_of(moments: "Mapping[str, torch.Tensor]") -> int:
-    """How many steps were made to this state, as far as it says so.
+    """How many steps were made to this state, as far as it says so; one at least, as before the
+    first nothing is kept.
 
     Parameters
     ----------
@@ -118,4 +119,4 @@ def steps_of(moments: "Mapping[str, torch.Tensor]") -> int:
         What devices keep, by name.
     """
     counts = [int(t) for name, t in moments.items() if name.partition(":")[0] == STEP]
-    return max(counts, default=0)
+    return max(counts, default=1)

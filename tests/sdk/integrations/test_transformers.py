@@ -153,17 +153,25 @@ def test_a_second_training_goes_on_with_the_moments_of_the_first(its, pair, on_b
     its.check_alike(ours, theirs)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "rmsprop", "adagrad", "nadam"])
 @pytest.mark.parametrize("begun_by", ["HomeTrainer", "Trainer"])
 def test_a_checkpoint_is_the_trainers_own_with_or_without_a_home(
-    its, pair, on_both, tmp_path, begun_by
+    its, pair, on_both, tmp_path, begun_by, optimizer
 ):
-    alone, at_home = {}, {"home": pair, "choose": on_both}
-    kinds = [(its.HomeTrainer, at_home), (its.transformers.Trainer, alone)]
-    kinds = kinds if begun_by == "HomeTrainer" else kinds[::-1]
-    theirs = its.trained(its.transformers.Trainer, tmp_path / "theirs")
-    (first, given), (second, others) = kinds
-    its.trained(first, tmp_path / "both", **given)
-    on = its.trained(second, tmp_path / "both", resume=tmp_path / "both" / "checkpoint-3", **others)
+    def trained(kind, folder, resume=None):
+        at_home = {"home": pair, "choose": on_both} if kind is its.HomeTrainer else {}
+        net = its.make_net()
+        own = its.OPTIMIZERS[optimizer](net.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(own, lambda step: 1 / (1 + step))
+        given = {"model": net, "optimizers": (own, schedule), "resume": resume}
+        return its.trained(kind, folder, **given, **at_home)
+
+    kinds = [its.HomeTrainer, its.transformers.Trainer]
+    first, second = kinds if begun_by == "HomeTrainer" else kinds[::-1]
+    theirs = trained(its.transformers.Trainer, tmp_path / "theirs")
+    trained(first, tmp_path / "both")
+    on = trained(second, tmp_path / "both", tmp_path / "both" / "checkpoint-3")
     its.check_alike(on, theirs)
 
 

@@ -31,6 +31,15 @@ class Tagger(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-2, amsgrad=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3, momentum=0.5),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, 1e-2),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, 1e-2),
+}
+
+
 def make_net():
     torch.manual_seed(0)
     return Tagger()
