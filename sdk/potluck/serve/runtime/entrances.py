@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from potluck import units
-from potluck.errors import NotServed, PotluckError, UserError
+from potluck.errors import NotServed, PotluckError, ProtocolError, UserError
 from potluck.run.tensors import padded
 from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
 from potluck.serve.scheduling.records import BatchTimes
@@ -27,7 +27,7 @@ from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck_wire.documents import dump
 from potluck_wire.limits import MAX_ASKS_PER_S, MAX_LIMIT_S, MIN_RUN_S
-from potluck_wire.messages import GrantService
+from potluck_wire.messages import GrantService, RefusalCode
 from potluck_wire.version import ASK_ROWS, GRANTS, PARTS
 
 if TYPE_CHECKING:
@@ -104,14 +104,27 @@ class AskedRows:
         Raises
         ------
         NotServed
-            It was refused.
+            It was refused, or came as no output from one of several who had it.
         RequestFailed
             An operator failed over these values.
         PotluckError
             A device was lost, or sent what is no output.
         """
         found = self._answer.result()
-        return self._program.outputs(found.outputs, self._types, self._wanted)
+        try:
+            return self._program.outputs(found.outputs, self._types, self._wanted)
+        except ProtocolError as error:
+            if len(found.path) == 1 or len(self._program.parts) > 1:
+                raise
+            # who passes an answer on does not know its type, and may be honest
+            way = ", ".join(found.path)
+            raise NotServed(
+                f"{way}: one of them sent what is no output ({error}).",
+                next_step="Ask again, or another device.",
+                reason=RefusalCode.STATE,
+                limit_s=None,
+                soonest_s=None,
+            ) from error
 
     @property
     def devices(self) -> tuple[str, ...]:

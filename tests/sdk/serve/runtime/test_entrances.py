@@ -1,18 +1,21 @@
 """Devices of a home as entrances of its services: they answer and hand on by themselves."""
 
 import threading
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from tests.sdk.serve.runtime.conftest import standing_still
 from tests.timeouts import TIMEOUT_S
 
 import potluck
-from potluck.errors import NotServed, UserError
+from potluck.errors import NotServed, ProtocolError, UserError
 from potluck.serve.runtime import serving
+from potluck.serve.runtime.entrances import AskedRows
 from potluck.serve.runtime.measure import measure
 from potluck.serve.scheduling.records import BatchTimes
+from potluck.sessions.events import ServiceAnswer
 from potluck.testing.faults import memory_of
 from potluck.testing.internals import serving_of
 from potluck.testing.memory import memory_home
@@ -56,6 +59,22 @@ def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
         else:
             assert isinstance(each.exception(), NotServed)
     assert answered
+
+
+@pytest.mark.parametrize(("path", "error"), [(("a",), ProtocolError), (("a", "b"), NotServed)])
+def test_who_handed_a_request_on_is_not_blamed_alone_for_what_is_no_answer(path, error):
+    """It passes an answer on without its type: its model would be taken for lost."""
+
+    def outputs(raws, types, wanted):
+        raise ProtocolError("it sent int8 of [16].", device="a")
+
+    program = SimpleNamespace(parts=("whole",), outputs=outputs)
+    answer = Future()
+    answer.set_result(ServiceAnswer(outputs={}, path=path, hops_s=(0.1,) * len(path)))
+    asked = AskedRows(program, {}, 1, answer, ["a", "b"])
+    with pytest.raises(error, match="int8") as raised:
+        asked.wait()
+    assert all(device in str(raised.value) for device in path)
 
 
 def uneven(monkeypatch, *steps_s):
