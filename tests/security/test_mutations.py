@@ -531,6 +531,20 @@ guard(
     "SETS = {}",
     "tests/agent/worker/test_seccomp.py",
 )
+guard(
+    "a relay takes so many of one address in a second",
+    AGENT + "relay/listener.py",
+    "if self._arrivals.admit(came_from, time.monotonic()):",
+    "if True:",
+    "tests/agent/relay/test_listener.py",
+)
+guard(
+    "workers together have what the owner allows",
+    AGENT + "net/worker_pool.py",
+    "if not self._ending or now_s - asked_s > MOST_WAIT_S:",
+    "if True:",
+    "tests/agent/net/test_ending_workers.py",
+)
 
 
 @pytest.fixture(scope="module")
