@@ -57,19 +57,35 @@ class ServicePlace:
 Measurements = Mapping[str, Mapping[str, MeasuredService]]  # service -> device -> times
 
 
-def kinds_of(measured: Measurements) -> dict[str, str]:
-    """Of every device its kind: the name of the first device that is about as fast for all."""
+def kinds_of(measured: Measurements, memory_bytes: Mapping[str, int]) -> dict[str, str]:
+    """Of every device its kind: the name of the first device that is about as fast for all, and has
+    room for the same services.
+
+    Parameters
+    ----------
+    measured
+        Times by service and device.
+    memory_bytes
+        What each device may use.
+    """
     devices = dict.fromkeys(device for rows in measured.values() for device in rows)
     found: dict[str, str] = {}
     for device in devices:
-        alike = (other for other in found.values() if _are_alike(device, other, measured))
+        kinds = found.values()
+        alike = (other for other in kinds if _are_alike(device, other, measured, memory_bytes))
         found[device] = next(alike, device)
     return found
 
 
-def _are_alike(one: str, other: str, measured: Measurements) -> bool:
+def _are_alike(
+    one: str, other: str, measured: Measurements, memory_bytes: Mapping[str, int]
+) -> bool:
     for rows in measured.values():
-        if (one in rows) != (other in rows):
+        fits = [
+            name in rows and rows[name].memory_bytes + rows[name].item_bytes <= memory_bytes[name]
+            for name in (one, other)
+        ]
+        if fits[0] != fits[1] or (one in rows) != (other in rows):
             return False
         if one in rows:
             pair = sorted((rows[one].alone.at(1), rows[other].alone.at(1)))
@@ -170,7 +186,7 @@ def place_all(
     wanted = [each for each in wanted if available[each.name]]
     if not wanted:
         return {}
-    kinds = kinds_of({name: rows for name, rows in available.items() if rows})
+    kinds = kinds_of({name: rows for name, rows in available.items() if rows}, memory_bytes)
     most_degree = 1  # rows that wait join one batch; two smaller ones beside each other take longer
     while most_degree < min(MOST_DEGREE, len(wanted)):
         most_degree *= 2

@@ -124,8 +124,9 @@ class Dispatch:
     def add(self, record: Record) -> None:
         """Serve this from now on, once it is placed."""
         with self._turn():
+            if record.name not in self.records:  # one of this name may have been served before
+                self.counts[record.name] = Counts()
             self.records[record.name] = record
-            self.counts.setdefault(record.name, Counts())
 
     def remove(self, name: str) -> None:
         """Serve this no longer: whoever waits is refused, and its devices forget it."""

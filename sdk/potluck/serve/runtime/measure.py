@@ -39,6 +39,18 @@ class MeasuredService:
     item_bytes: int
     n_devices: int = 1
 
+    def holds_for(self, limit_s: float, measured_s: float) -> bool:
+        """Whether another limit needs no larger batches than were measured.
+
+        Parameters
+        ----------
+        limit_s
+            The other one, in seconds.
+        measured_s
+            The limit that it was measured for.
+        """
+        return limit_s <= measured_s or 2 * self.alone.seconds[-1] > limit_s
+
     def degrees(self, max_degree: int) -> Mapping[int, BatchTimes]:
         """Times by how many batches are under way at once: 1, 2, 4, ... up to `max_degree`."""
         found, degree = {1: self.alone}, 2

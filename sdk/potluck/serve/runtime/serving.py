@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5  # between looks whether devices went, came back or want to leave
 TRIES = 3  # of one placement, while devices go meanwhile
+FULL_S = 10.0  # that a device is not tried again which had no room: others may have left it some
 SAY = Callable[[float, str], None]
 
 
@@ -69,8 +70,8 @@ class Serving:
         self._wanted: dict[str, ServiceDemand] = {}
         self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, MeasuredService]] = {}
-        self._cache: dict[tuple[str, str, float], MeasuredService] = {}
-        self._full: set[tuple[str, str]] = set()  # no room for each other
+        self._cache: dict[tuple[str, str], tuple[float, MeasuredService]] = {}  # by limit
+        self._full: dict[tuple[str, str], float] = {}  # no room for each other, until then
         self._placing = threading.RLock()  # one placement at a time
         self._devices: tuple[str, ...] = ()
         self._load_watch = LoadWatch(load_watch.WINDOW_S)
@@ -137,12 +138,12 @@ class Serving:
             if not measured:
                 say(0.8, "dividing it over several devices")
                 self._divisions[name] = self._divide(model, wanted)
-            self._full = {pair for pair in self._full if pair[0] != name}
+            self._full = {pair: until_s for pair, until_s in self._full.items() if pair[0] != name}
             self._wanted[name], self._models[name] = wanted, model
             self._measured[name] = measured
             try:
                 say(0.9, "placing it")
-                places = self._place(strict=True)
+                places = self._place(needed=name)
                 check_placed(wanted, places)
             except BaseException:
                 self.close_service(name)
@@ -150,11 +151,13 @@ class Serving:
 
     def close_service(self, name: str) -> None:
         """End one service; the others may get its devices."""
-        self.entrances.revoke(name)
-        self.dispatch.remove(name)
+        self.dispatch.remove(name)  # whoever waits hears it at once
         with self._placing:
             for known in (self._wanted, self._models, self._measured, self._divisions):
                 known.pop(name, None)
+            self._full.clear()
+            self.entrances.revoke(name)
+            self.dispatch.remove(name)  # where it was placed meanwhile
             if not self._closed.is_set():
                 with suppress(PotluckError):
                     self._place()
@@ -193,12 +196,14 @@ class Serving:
         )
 
     def _measured_on(self, model: Any, device: str, limit_s: float) -> MeasuredService:
-        key = (model.signature, self._members[device].key, limit_s)
-        if key not in self._cache:
-            self._cache[key] = measure(
+        key = (model.signature, self._members[device].key)
+        known_s, known = self._cache.get(key, (0.0, None))
+        if known is None or not known.holds_for(limit_s, known_s):
+            known = measure(
                 lambda batch: self._loaded(model, device, batch), model, limit_s, time.perf_counter
             )
-        return self._cache[key]
+            self._cache[key] = limit_s, known
+        return known
 
     def _loaded(self, model: Any, device: str, batch: int) -> Loaded:
         return self._load_plan(model, plan_on(model, device, batch))
@@ -209,18 +214,19 @@ class Serving:
 
     # --- placing ----------------------------------------------------------------------------------
 
-    def _place(self, *, strict: bool = False) -> Mapping[tuple[str, str], ServicePlace]:
+    def _place(self, *, needed: str = "") -> Mapping[tuple[str, str], ServicePlace]:
         """Have the devices that stay hold what the placement says; returns it.
 
         Parameters
         ----------
-        strict
-            Whether a service that no device can hold raises; else it goes without.
+        needed
+            A service that raises where no device can hold it, or where another one would lose its
+            place for it; else a service that no device can hold goes without.
         """
         with self._placing:
             for _ in range(TRIES * (1 + len(self._members))):
                 self._devices = self._members.staying
-                places = self._places(strict)
+                places = self._places(needed)
                 if (pools := self._load(places)) is not None:
                     self._take(places)
                     self.dispatch.place(pools)
@@ -242,20 +248,23 @@ class Serving:
         for name, where in placed.items():
             self.entrances.grant(name, self._wanted[name].slo.tolerance_s, where)
 
-    def _places(self, strict: bool) -> dict[tuple[str, str], ServicePlace]:
+    def _places(self, needed: str = "") -> dict[tuple[str, str], ServicePlace]:
         memory = {name: self._memory_bytes(name) for name in self._devices}
-        divided = self._divided(memory, strict)
+        divided = self._divided(memory, needed)
         wanted = [each for name, each in self._wanted.items() if name not in self._divisions]
+        now_s = time.monotonic()
+        self._full = {pair: until_s for pair, until_s in self._full.items() if until_s > now_s}
         while True:
             try:
                 alone = place_all(wanted, self._measured, memory, self._full, self._demand)
                 return divided | alone
-            except Infeasible:
-                if strict or not wanted:
+            except Infeasible as error:
+                name = error.facts["service"]
+                if needed and (name == needed or self.devices(str(name))):
                     raise
-                wanted.pop()  # those that began first go first
+                wanted = [each for each in wanted if each.name != name]  # it goes without
 
-    def _divided(self, memory: dict[str, int], strict: bool) -> dict[tuple[str, str], ServicePlace]:
+    def _divided(self, memory: dict[str, int], needed: str) -> dict[tuple[str, str], ServicePlace]:
         """The services over several devices; what they need there is taken off `memory`."""
         found: dict[tuple[str, str], ServicePlace] = {}
         for name, each in self._divisions.items():
@@ -264,7 +273,7 @@ class Serving:
             try:
                 found |= place_divided(self._wanted[name], each.where, each.measured)
             except Infeasible:
-                if strict:
+                if name == needed:
                     raise
                 continue
             for device, nbytes in each.memory_bytes.items():
@@ -286,7 +295,7 @@ class Serving:
                 try:
                     loaded.append(self._there(service, where, place.allocation.batch))
                 except OutOfMemory:
-                    self._full.add((service, where))
+                    self._full[service, where] = time.monotonic() + FULL_S
                     self._divisions.pop(service, None)
                     return None
                 except PotluckError:
@@ -303,9 +312,14 @@ class Serving:
         if known is not None and known.batch >= batch:
             return known
         model = self._models[service]
-        if divided is not None:
-            return self._load_plan(model, with_batch(divided.plan, batch))
-        return self._loaded(model, where, batch)
+        try:
+            if divided is not None:
+                return self._load_plan(model, with_batch(divided.plan, batch))
+            return self._loaded(model, where, batch)
+        except OutOfMemory:
+            if known is None:
+                raise
+            return known  # larger batches have no room beside it: it goes on with smaller ones
 
     def _take(self, places: Mapping[tuple[str, str], ServicePlace]) -> None:
         """Let the entrance know what is served, before its pools come."""
@@ -368,7 +382,7 @@ class Serving:
             return
         with self._placing:
             before, self._demand = self._demand, demand
-            if should_move(self._where, _counted(self._places(strict=False)), demand):
+            if should_move(self._where, _counted(self._places()), demand):
                 self._place()
             else:
                 self._demand = before

@@ -14,7 +14,7 @@ slower one by one, larger ones would lie idle while other services wait for room
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, inf, log10
 
 from potluck.errors import Infeasible, PlanError
 from potluck.records import Plan
@@ -321,6 +321,18 @@ def variant_of_plans(plans: Sequence[Plan], kind: str, *, across: bool) -> Varia
     )
 
 
+def _rounded_up(seconds: float) -> str:
+    """In four digits, and not less.
+
+    >>> _rounded_up(0.0123449), _rounded_up(0.1), _rounded_up(99.991)
+    ('0.01235', '0.1', '100')
+    """
+    if not 0 < seconds < inf:
+        return f"{seconds:g}"
+    unit = 10.0 ** (floor(log10(seconds)) - 3)
+    return f"{ceil(seconds / unit - ROUNDED) * unit:.4g}"
+
+
 def _impossible(
     service: ServiceSpec, processor: Processor, variants: Sequence[Variant]
 ) -> Infeasible:
@@ -342,10 +354,11 @@ def _impossible(
             f"service {service.name} takes {best_s:.4g} s on {processor.kind} at best, "
             f"its limit is {limit_s:.4g} s."
         )
-        step = f"Allow {best_s:.4g} s, or split it over more processors."
+        step = f"Allow {_rounded_up(best_s)} s, or split it over more processors."
     return Infeasible(
         text,
         next_step=step,
+        service=service.name,
         best_s=best_s,
         limit_s=limit_s,
         needed_bytes=needed,

@@ -47,3 +47,10 @@ def test_devices_that_share_a_model_are_a_place_of_several_processors():
     assert key == ("large", "a+b")
     assert place.allocation.category.takes_several
     assert place.allocation.variant.across
+
+
+def test_a_device_with_less_memory_keeps_a_service_from_no_other():
+    wanted = [ServiceDemand(name="a", slo=Latency(1.0))]
+    memory = {"one": 5 * MIB, "two": 25 * MIB}
+    ((_, place),) = place_all(wanted, {"a": dict.fromkeys(memory, measured())}, memory).items()
+    assert set(place.n_replicas) == {"two"}

@@ -12,6 +12,10 @@ from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.errors import NotServed, PotluckError
+from potluck.serve.runtime import serving
+from potluck.serve.runtime.measure import MeasuredService
+from potluck.serve.scheduling.records import BatchTimes
+from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
@@ -147,3 +151,50 @@ def test_a_device_that_is_back_answers_by_the_values_that_the_others_have(shares
         until_back(home, service, ["local-1", "local-2"])
         futures = [service.ask(x) for _ in range(40)]
         assert settled(futures, before, x) == 40
+
+
+def larger_batches_on_a(load, model, limit_s, clock):
+    """As if larger batches paid on the device `a` alone."""
+    loaded = load(1)
+    loaded.close()
+    items = (1, 2, 8) if loaded.devices == ("a",) else (1, 2)
+    times = BatchTimes(items=items, seconds=(0.1, 0.11, 0.12)[: len(items)])
+    return MeasuredService(alone=times, in_pairs=times, memory_bytes=8 * 2**20, item_bytes=0)
+
+
+def test_one_that_fills_the_last_device_goes_on_there(monkeypatch):
+    monkeypatch.setattr(serving, "measure", larger_batches_on_a)
+    wide = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024))
+    model = potluck.Model.from_torch(wide, torch.randn(2, 1024), name="wide")
+    specs = [Spec(name=name, memory="14 MiB") for name in ("a", "b")]  # its weights are 8 MiB
+    with memory_home(specs) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        assert service.devices == {"a": 2, "b": 2}
+        memory_of(home).kill("b")
+        x = torch.randn(1, 1024)
+        assert settled([service.ask(x) for _ in range(10)], wide, x) == 10
+        until_back(home, service, ["a"])
+        assert settled([service.ask(x)], wide, x) == 1
+
+
+def faster_on_a(load, model, limit_s, clock):
+    """As if the device `a` were ten times as fast."""
+    loaded = load(1)
+    loaded.close()
+    times = BatchTimes(items=(1,), seconds=(1.0 if loaded.devices == ("a",) else 10.0,))
+    return MeasuredService(alone=times, in_pairs=times, memory_bytes=2**20, item_bytes=0)
+
+
+def test_one_whose_limit_no_device_holds_any_more_ends_no_other(model, net, monkeypatch):
+    monkeypatch.setattr(serving, "measure", faster_on_a)
+    with memory_home([Spec(name="a"), Spec(name="b")]) as home:
+        tight = home.serve(model, "tight", slo=potluck.Latency(5.0)).wait()
+        loose = home.serve(model, "loose", slo=potluck.Latency(LONG_S)).wait()
+        memory_of(home).kill("a")
+        until_back(home, tight, [])
+        until_back(home, loose, ["b"])
+        other = home.serve(model, "other", slo=potluck.Latency(LONG_S)).wait()
+        x = torch.randn(1, 8)
+        assert settled([loose.ask(x), other.ask(x)], net, x) == 2
+        memory_of(home).restart("a")
+        until_back(home, tight, ["a"])

@@ -1,5 +1,6 @@
 """Services of a home in memory: many callers, batches, several services, streams, refusals."""
 
+import re
 from concurrent.futures import wait
 from itertools import count
 
@@ -119,6 +120,9 @@ def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home
         own_home.serve(model, "birds", slo=potluck.Latency(1e-7)).wait()
     assert caught.value.facts["best_s"] > 1e-7
     assert not own_home.services
+    said = re.search(r"Allow (\S+) s", str(caught.value))
+    assert said is not None
+    own_home.serve(model, "birds", slo=potluck.Latency(float(said[1]))).wait().close()
 
 
 @pytest.mark.long
@@ -234,6 +238,13 @@ def test_a_service_that_is_closed_refuses(own_home, model):
     service.close()
     with pytest.raises(NotServed, match="closed"):
         service(torch.zeros(1, 8))
+
+
+def test_one_that_has_the_name_of_an_earlier_one_counts_from_nothing(own_home, model):
+    for _ in range(2):
+        with own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait() as service:
+            service(torch.zeros(1, 8))
+            assert service.stats.n_asked == 1
 
 
 @pytest.mark.long
