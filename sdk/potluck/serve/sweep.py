@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import product
 
+from potluck.errors import UserError
 from potluck.serve.simulate.cases import SweepCase, play
 from potluck.serve.simulate.outcome import ServingOutcome
 from potluck.serve.simulate.scheme import Scheme
@@ -29,7 +30,17 @@ def sweep(
         How it is served; their names must differ.
     executor
         Plays them; a pool of this machine's processes if left out. It is not shut down.
+
+    Raises
+    ------
+    UserError
+        Two schemes have one name.
     """
+    if len({scheme.name for scheme in schemes}) < len(schemes):
+        raise UserError(
+            f"schemes need different names, got {', '.join(scheme.name for scheme in schemes)}.",
+            next_step="dataclasses.replace(scheme, name=...) names one anew.",
+        )
     pairs = [*product(cases, schemes)]
     if executor is None:
         with ProcessPoolExecutor() as pool:

@@ -259,8 +259,7 @@ class Dispatch:
     def expected_s(self, name: str) -> float | None:
         """Until when a request that came now would be answered; None: nobody has it."""
         with self._lock:
-            state = self._node.now(name, self.clock())
-        return None if state is None else state.queue_s + state.batch_s
+            return self._soonest_s(name)
 
     def close(self) -> None:
         """End all services."""

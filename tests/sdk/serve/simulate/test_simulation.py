@@ -222,6 +222,8 @@ def test_a_sweep_has_the_same_outcomes_in_any_executor():
     with ThreadPoolExecutor(2) as threads:
         assert sweep(cases, [EPARA, OURS], executor=threads) == alone
     assert sweep(cases[:1], [EPARA]) == {(cases[0], "epara"): alone[cases[0], "epara"]}
+    with pytest.raises(UserError, match="different names, got epara, epara"):
+        sweep(cases, [EPARA, EPARA])
 
 
 @pytest.mark.long
