@@ -8,7 +8,7 @@ ones of a model with parallel branches. The bounds:
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes).
   Whoever does what, for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d]
   r[d, l]. The weights are improved by subgradient steps; any weights give a valid bound.
-- The longest way, of parallel branches. Some row passes every layer on it, each on the device that
+- The longest way. Some row passes every layer on it, each on the device that
   is fastest there.
 - Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound
   of it, for every micro-batch size there may be. A device alone takes what it takes for the whole
@@ -19,7 +19,7 @@ ones of a model with parallel branches. The bounds:
   so the best whole label bounds all plans; those above the best plan found are not even looked at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, permutations, product
 from math import inf, isqrt, prod
 
@@ -149,22 +149,52 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
 
 
 def way_s(problem: Problem) -> float:
-    """The longest way through the layers where each takes its least time of any device and batch
-    size; streams overlap their requests, so for them it is nothing.
+    """The longest way of a row through the layers; streams overlap their requests, so for them it
+    is nothing.
+
+    In a chain the row is passed on wherever the next layer is on another device, and its gradient
+    back. Of parallel branches each layer takes its least time of any device.
     """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    batch = problem.workload.batch
-    learning = flows.learning_layers(problem)
+    spent = {device.name: _spent(problem, device.name) for device in problem.devices}
+    if not problem.branches:
+        return _chain_way_s(problem, spent)
     reached = [0.0] * len(problem.layers)
     for i, layer in enumerate(problem.layers):
-        tables = [costs[i] for costs in problem.costs.values()]
-        reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
-        if isinstance(problem.workload, Training) and learning[i]:
-            reached[i] += min(_least_s(table, table.backward_s, batch) for table in tables)
+        reached[i] += min(seconds[i] for seconds in spent.values())
         for to in (to for edge in layer.edges for to in edge.to):
             reached[to] = max(reached[to], reached[i])
     return reached[-1]
+
+
+def _spent(problem: Problem, device: str) -> list[float]:
+    """Per layer the least seconds of a forward there and of a needed backward, of any rows."""
+    return [a + b for a, b in zip(*_pieces(problem, device, problem.workload.batch), strict=True)]
+
+
+def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:
+    """The least of all ways, each layer on some device."""
+    network, training = problem.network, isinstance(problem.workload, Training)
+    learning = flows.learning_layers(problem)
+    # latency, and seconds per byte
+    links = {
+        (a, b): (network.latency(a, b), 1 / network.bandwidth(a, b))
+        for a, b in permutations(spent, 2)
+        if (a, b) in network.paths and (b, a) in network.paths
+    }
+    reached = {name: seconds[0] for name, seconds in spent.items()}
+    for i, layer in enumerate(problem.layers[:-1]):
+        goes_back = training and learning[i] and layer.gradient_bytes > 0
+        there = dict(reached)
+        for (a, b), (wait_s, per_byte) in links.items():
+            at_s = reached[a] + wait_s + layer.output_bytes * per_byte
+            if goes_back:
+                wait_back_s, per_byte_back = links[b, a]
+                at_s += wait_back_s + layer.gradient_bytes * per_byte_back
+            there[b] = min(there[b], at_s)
+        reached = {name: at_s + spent[name][i + 1] for name, at_s in there.items()}
+    return min(reached.values())
 
 
 def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[float]) -> float:
