@@ -35,6 +35,7 @@ _GIVE_AGAIN = "Give the optimizer again: run.fit(data, optimizer=optimizer)."
 # settings of torch's optimizers that decide speed, or what schedulers note
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 # settings that only one value is supported of
 _ONE_VALUE = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
 
@@ -559,12 +560,31 @@ def _check_torchs(optimizer: Any) -> None:
 
 
 def _check_hooks(optimizer: Any) -> None:
+    """Raise UserError where a step of the optimizer is more than that of its class."""
+    from torch.optim import optimizer as of_all
+
+    found = ""
     if any(getattr(optimizer, name, None) for name in _STEP_HOOKS):
+        found = "has hooks on its step, which devices take without them"
+    elif any(getattr(of_all, name, None) for name in _HOOKS_OF_ALL):
+        found = "has hooks on its step, as all optimizers, which devices take without them"
+    elif _has_own_step(optimizer):
+        found = "has a step that was put in the place of its class's, which devices take"
+    if found:
         raise UserError(
-            "the optimizer has hooks on its step, which devices take without them.",
-            next_step="Remove them (handle.remove()). Limits of gradients are clip_norm= and "
-            "clip_value=; what looks at the weights belongs into on_step.",
+            f"the optimizer {found}.",
+            next_step="Remove them (handle.remove()), or make a new one. Limits of gradients are "
+            "clip_norm= and clip_value=; what looks at the weights belongs into on_step.",
         )
+
+
+def _has_own_step(optimizer: Any) -> bool:
+    """Whether its step is not that of its class. Schedulers put one around it, which counts."""
+    step = vars(optimizer).get("step", type(optimizer).step)
+    step = getattr(step, "__func__", step)
+    while getattr(step, "__globals__", {}).get("__name__") == "torch.optim.lr_scheduler":
+        step = step.__wrapped__
+    return step is not type(optimizer).step
 
 
 def _ours(optimizer: Any) -> type[Optimizer] | None:

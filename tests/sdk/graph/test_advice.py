@@ -2,6 +2,7 @@
 instead.
 """
 
+from functools import partial
 from types import BuiltinFunctionType
 
 import pytest
@@ -14,6 +15,7 @@ nn, F = torch.nn, torch.nn.functional
 X = torch.randn(6, 8)
 CLASSES = torch.randint(0, 4, (6,))
 NUMBERS = torch.randn(6, 4)
+NODES = []  # are gone, with their hooks, where nobody keeps them
 
 
 def made(net, loss=F.cross_entropy, target=CLASSES):
@@ -131,10 +133,39 @@ def hooked_weight(name):
     return net
 
 
+def hooked_sum(name, hook):
+    """On the node that sums up the gradients of a weight; a module lists no such hook."""
+    net = nn.Linear(8, 4)
+    node = net.weight.view_as(net.weight).grad_fn.next_functions[0][0]
+    getattr(node, name)(partial(hook, net.weight))
+    NODES.append(node)
+    return net
+
+
+def halved(_, gradients):
+    return (gradients[0] * 0.5,)
+
+
+def limited(_, gradients):
+    return (gradients[0].clamp(-10, 10),)
+
+
+def scaled_afterwards(weight, *_):
+    weight.grad.mul_(2)
+
+
+def stepped(weight, *_):
+    weight.data.sub_(weight.grad)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "where"),
     [
+        (lambda: hooked_sum("register_prehook", halved), "weight"),
+        (lambda: hooked_sum("register_prehook", limited), "weight"),
+        (lambda: hooked_sum("register_hook", scaled_afterwards), "weight"),
+        (lambda: hooked_sum("register_hook", stepped), "weight"),
         (Hooked, "a tensor of the forward pass"),
         (lambda: hooked_weight("register_hook"), "weight"),
         (lambda: hooked_weight("register_post_accumulate_grad_hook"), "weight"),
@@ -143,6 +174,17 @@ def hooked_weight(name):
 def test_hooks_on_gradients_are_not_lost_without_a_word(make, where):
     with pytest.raises(ModelError, match=rf"a hook is on the gradient of .*{where}"):
         made(make())
+
+
+def test_a_node_that_sums_up_gradients_and_has_no_hook_is_left_as_it_was():
+    net = nn.Linear(8, 4)
+    output = net(torch.ones(2, 8))
+    before = net.weight.detach().clone()
+    assert made(net).trains
+    assert net.weight.grad is None
+    assert torch.equal(net.weight, before)
+    output.sum().backward()
+    assert torch.equal(net.weight.grad, torch.full((4, 8), 2.0))
 
 
 def test_a_gradient_that_counts_over_the_batch_is_refused():

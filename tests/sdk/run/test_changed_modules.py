@@ -189,6 +189,36 @@ def test_no_change_of_what_was_traced_is_passed_over(home, change):
     run.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("forward_hook", "has other hooks now"),
+        ("forward_pre_hook", "has other hooks now"),
+        ("full_backward_hook", "has other hooks on its gradients now"),
+    ],
+)
+def test_hooks_of_all_modules_count_as_their_own(kind, text):
+    _, _, model = made_of_every_kind()
+    model.check_as_traced(train=True)
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(hook)
+    try:
+        with pytest.raises(ModelError, match=text):
+            model.check_as_traced(train=True)
+    finally:
+        handle.remove()
+    model.check_as_traced(train=True)
+
+
+def test_a_hook_of_all_modules_that_was_traced_is_missed():
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        _, _, model = made_of_every_kind()
+    finally:
+        handle.remove()
+    with pytest.raises(ModelError, match="has other hooks now"):
+        model.check_as_traced(train=False)
+
+
 class Rated:
     """A loss that is no module."""
 

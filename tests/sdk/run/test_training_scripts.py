@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from itertools import product
+from types import MethodType
 
 import pytest
 from tests.sdk.run.conftest import make_plan
@@ -171,6 +172,34 @@ def test_hooks_on_the_step_of_an_optimizer_are_refused(pair, kind):
     getattr(optimizer, kind)(lambda *_: None)
     with pytest.raises(UserError, match="hooks on its step"):
         run.fit(make_data()).wait()
+    run.close()
+
+
+def test_hooks_on_the_step_of_all_optimizers_are_refused(pair):
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    net = make_net()
+    run, optimizer = deployed(pair, net), torch.optim.SGD(net.parameters(), 0.1)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        with pytest.raises(UserError, match="hooks on its step, as all optimizers"):
+            run.fit(make_data(), optimizer=optimizer)
+    finally:
+        handle.remove()
+    assert len(run.fit(make_data(), optimizer=optimizer).wait().losses) == N_BATCHES
+    run.close()
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_in_the_place_of_an_optimizers_own_is_refused(pair, scheduled):
+    net = make_net()
+    run, optimizer = deployed(pair, net), torch.optim.SGD(net.parameters(), 0.1)
+    step = optimizer.step
+    optimizer.step = MethodType(lambda self, closure=None: step(closure), optimizer)
+    if scheduled:  # a scheduler puts its own around it
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with pytest.raises(UserError, match="a step that was put in the place of its class's"):
+        run.fit(make_data(), optimizer=optimizer)
     run.close()
 
 

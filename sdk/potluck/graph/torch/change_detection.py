@@ -235,7 +235,13 @@ def read_outside(function: Any) -> dict[str | int, Any]:
 
 
 def _hooks(owner: torch.nn.Module, kinds: tuple[str, ...]) -> tuple[_Same, ...]:
-    return tuple(_Same(hook) for kind in kinds for hook in getattr(owner, kind).values())
+    """Its own, and those of all modules."""
+    return tuple(
+        _Same(hook)
+        for kind in kinds
+        for hooks in (getattr(owner, kind), getattr(torch.nn.modules.module, f"_global{kind}"))
+        for hook in hooks.values()
+    )
 
 
 def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:

@@ -19,6 +19,7 @@ from ..traced import Traced
 from .export_program import where_called
 from .statefulness import spared
 
+_SHOWING = 1e3  # gradients so large that one which limits them shows
 _LOOPS = "torch._higher_order_ops."  # are written out, or refused by name
 
 
@@ -109,6 +110,9 @@ def check_learning(
     is exported is the forward pass, and a `torch.autograd.Function` would lose its backward without
     a word.
     """
+    for name, parameter in module.named_parameters():
+        if _is_changed_when_summed(parameter):
+            raise _hook_on(name)
     hooked: list[object] = []
     applied: dict[type, str] = {}
     seeding: list[str] = []
@@ -248,12 +252,7 @@ def _check_gradients(module: torch.nn.Module, hooked: Sequence[object]) -> None:
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
     ]
     if where:
-        raise ModelError(
-            f"a hook is on the gradient of {where[0]}: devices run no Python code, so that it "
-            "would be lost.",
-            next_step="Remove it (handle.remove()); freeze with requires_grad_(False), scale in "
-            "the loss.",
-        )
+        raise _hook_on(where[0])
     for name, part in module.named_modules():
         if getattr(part, "scale_grad_by_freq", False):
             raise ModelError(
@@ -261,6 +260,51 @@ def _check_gradients(module: torch.nn.Module, hooked: Sequence[object]) -> None:
                 "(scale_grad_by_freq), which no device knows of the others' rows.",
                 next_step="Leave scale_grad_by_freq out.",
             )
+
+
+def _hook_on(where: str) -> ModelError:
+    return ModelError(
+        f"a hook is on the gradient of {where}: devices run no Python code, so that it would be "
+        "lost.",
+        next_step="Remove it (handle.remove()); freeze with requires_grad_(False), scale in the "
+        "loss.",
+    )
+
+
+def _is_changed_when_summed(parameter: torch.nn.Parameter) -> bool:
+    """Whether a hook on the node that sums up its gradients changes them. Nothing lists such hooks,
+    so it is tried; somebody keeps the node where it has one.
+    """
+    if not (parameter.requires_grad and parameter.is_leaf and parameter.is_floating_point()):
+        return False
+    node = _summing(parameter)
+    if node is None:
+        return False  # in inference mode
+    node.metadata[_summing] = True
+    del node
+    if _summing not in _summing(parameter).metadata:
+        return False  # nobody kept it: this is another one
+    before, grad = parameter.detach().clone(), parameter.grad
+    given = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(0))
+    given = (given * _SHOWING).to(parameter)
+    parameter.grad = None
+    try:
+        torch.autograd.backward(parameter, given.clone())
+        return parameter.grad is None or not (
+            torch.equal(parameter.grad, given) and torch.equal(parameter.detach(), before)
+        )
+    except Exception:  # what a hook raises is its author's
+        return True
+    finally:
+        parameter.grad = grad
+        parameter.detach().copy_(before)
+
+
+def _summing(parameter: torch.nn.Parameter) -> Any:
+    """The node that sums up its gradients; None where there is none."""
+    with torch.enable_grad():
+        view = parameter.view_as(parameter)
+    return None if view.grad_fn is None else view.grad_fn.next_functions[0][0]
 
 
 def _check_same(
