@@ -205,7 +205,12 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         REQUIRED,
         "operators that a graph document may use here",
     ),
-    "host": (_is_text, "a text", "", "the machine: devices of one host share its processor"),
+    "host": (
+        _is_text,
+        "a text",
+        "",
+        "the machine, and no other one: devices of one host share its processor",
+    ),
     "platform": (_is_text, "a text", "", "operating system and processor, for people"),
     "hardware": (
         _is_list,

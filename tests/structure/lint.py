@@ -19,6 +19,7 @@ IMPURE_FILES = {
     "device_agent/potluck_wire/descriptors.py": "raises a limit of its process: both sides listen",
     "device_agent/potluck_wire/file_lock.py": "locks a file: both sides keep keys in files",
     "device_agent/potluck_wire/file_reading.py": "reads such files",
+    "device_agent/potluck_wire/machine_identity.py": "asks the system which machine this is: both",
     "device_agent/potluck_wire/process_identity.py": "asks the system about a process: both sides",
     "sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time",
 }

@@ -14,10 +14,11 @@ def meter_and_facts(chosen: Options) -> tuple[Any, dict[str, Any]]:
     from potluck_agent.cli.hardware import hardware
     from potluck_agent.meters import charge_frac, explain, open_meter
     from potluck_agent.net.network_interface import connection
+    from potluck_wire.machine_identity import machine_name
 
     power = chosen.power
     facts: dict[str, Any] = {
-        "host": platform.node(),
+        "host": machine_name(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "connection": connection(),

@@ -3,7 +3,6 @@ stronger ones.
 """
 
 import math
-import platform
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ from potluck.sessions.agent_specs import Spec
 from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Member
 from potluck.simulate.interpolation import interpolate
+from potluck_wire.machine_identity import machine_name
 
 if TYPE_CHECKING:
     import torch
@@ -353,9 +353,8 @@ def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | Non
     others = [
         name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)
     ]
-    local = [
-        name for name in others if home.devices[name].capability.get("host") == platform.node()
-    ]
+    here = machine_name()
+    local = [name for name in others if home.devices[name].capability.get("host") == here]
     if local:
         return local[0], None
     bind = _address_towards(home.devices[helpers[0]])

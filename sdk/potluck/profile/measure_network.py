@@ -1,6 +1,5 @@
 """Measuring how a home is connected: its document, as planners take it, and what to say of it."""
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -16,6 +15,7 @@ from potluck.profile.network import machines, network_of, stated_rate
 from potluck.profile.network_rows import document_of
 from potluck.records import HOME, Network
 from potluck.sessions.link import SessionLink
+from potluck_wire.machine_identity import machine_name
 
 if TYPE_CHECKING:
     from potluck.profile.device_bench import Bench
@@ -57,9 +57,9 @@ def measure_network(
     known
         What the owner has declared; its structure is kept.
     home_host
-        Host name of the notebook's machine; default: that of this one.
+        The notebook's machine, as agents there call it; default: this one.
     """
-    home_host = home_host or platform.node()
+    home_host = home_host or machine_name()
     by_machine = machines(capabilities, home_host)
     speakers = {name: speaker for speaker, names in by_machine.items() for name in names}
     lines: dict[tuple[str, str], LinkLine] = {}

@@ -32,7 +32,7 @@ def network_of(
     lines
         What was measured between two devices, by their names.
     home_host
-        Host name of the notebook's machine.
+        The notebook's machine, as agents there call it.
     between
         The media between machines, and the paths from one to another, by the names that `machines`
         gives them.
@@ -82,7 +82,7 @@ def machines(
     capabilities
         Per device, its capability statement.
     home_host
-        Host name of the notebook's machine.
+        The notebook's machine, as agents there call it.
     """
     found: dict[str, list[str]] = {home_host: [HOME]}
     for name, capability in capabilities.items():

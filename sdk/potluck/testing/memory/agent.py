@@ -44,6 +44,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.outbox import Settings
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.machine_identity import machine_name
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Configure, FailureCause, Reading
 
 TICK_S = 0.2
@@ -350,7 +351,7 @@ def _settings(spec: Spec, key: str, is_metered: bool) -> Settings:
     memory_bytes = parse_bytes(spec.memory) if spec.memory is not None else MEMORY_BYTES
     rate = parse_rate(spec.link_rate) if spec.link_rate is not None else 0.0
     facts: dict[str, Any] = {
-        "host": platform.node(),
+        "host": machine_name(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": 1,
         "threads": 1,
