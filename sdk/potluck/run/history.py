@@ -193,8 +193,9 @@ def measured_trace(
     """The trace of these executions, oldest first; time 0 is the start of the first.
 
     Energy is what a device's meter read (`metered`: time and joules so far), where it has one that
-    read often enough. Else reckoned from busy and radio time, where the powers are known: such
-    joules are assumed, not measured.
+    read often enough. The meter of a machine that several devices share measures them all: each has
+    the part that is reckoned for it, which is assumed. Else reckoned from busy and radio time,
+    where the powers are known: such joules are assumed, not measured.
 
     Parameters
     ----------
@@ -222,18 +223,24 @@ def measured_trace(
     elapsed_s = steps[-1][0].stop_s - zero_s
     energy: dict[str, float] = {}
     source: dict[str, str] = {}
-    for name in names:
-        read_j = metered_j((metered or {}).get(name, ()), zero_s, zero_s + elapsed_s)
-        if read_j is not None:
-            energy[name], source[name] = read_j, MEASURED
-            continue
+
+    def reckoned_j(name: str) -> float | None:
+        if name not in devices:
+            return None
         radio_s = union_s(
             [(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"]
         )
-        joules = (
-            energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
-        )
-        if joules is not None:
+        return energy_j(devices[name], elapsed_s, busy.get(name, 0.0), radio_s)
+
+    for name in names:
+        read_j = metered_j((metered or {}).get(name, ()), zero_s, zero_s + elapsed_s)
+        joules = reckoned_j(name)
+        if read_j is not None:
+            beside = _beside(name, devices)
+            part = _part(joules, [reckoned_j(other) for other in beside])
+            energy[name] = part * read_j
+            source[name] = reckoned(MEASURED) if beside else MEASURED
+        elif joules is not None:
             energy[name], source[name] = joules, reckoned(devices[name].power_mark)
     return Trace(
         source="measured",
@@ -244,6 +251,25 @@ def measured_trace(
         energy_source=source,
         peak_bytes=peak,
     )
+
+
+def _beside(name: str, devices: Mapping[str, Device]) -> list[str]:
+    """The other devices of its machine."""
+    host = devices[name].host if name in devices else ""
+    return [other for other in devices if host and other != name and devices[other].host == host]
+
+
+def _part(own_j: float | None, others_j: Sequence[float | None]) -> float:
+    """Of what a meter of them all counted, by what is reckoned for each; alike where that is not
+    known.
+
+    >>> _part(3.0, [1.0]), _part(None, [1.0, None]), _part(2.0, [])
+    (0.75, 0.3333333333333333, 1.0)
+    """
+    known = [joules for joules in (own_j, *others_j) if joules is not None]
+    if own_j is None or len(known) <= len(others_j) or sum(known) <= 0:
+        return 1 / (1 + len(others_j))
+    return own_j / sum(known)
 
 
 def metered_j(

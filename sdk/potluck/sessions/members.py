@@ -29,6 +29,7 @@ from potluck.sessions.events import (
 from potluck.sessions.link import SessionLink
 from potluck.sessions.metering import Metering
 from potluck.sessions.owed_drops import OwedDrops
+from potluck.sessions.power_reading import can_follow
 from potluck.sessions.readings import Readings
 from potluck_wire.messages import (
     Available,
@@ -207,8 +208,10 @@ class Members(Shown, Mapping[str, Member]):
                 self._members[device] = replace(member, beside=news)
             elif isinstance(news, Reading):
                 point = ((news.at_s, news.joules),) if news.source == "measured" else ()
-                begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
-                metered = (*(() if begun_anew else member.metered), *point)[-MAX_METERED:]
+                known = member.metered
+                if known and not can_follow(news.at_s, news.joules, *known[-1]):
+                    known = ()  # it has begun anew, or jumped
+                metered = (*known, *point)[-MAX_METERED:]
                 self._members[device] = replace(member, reading=news, metered=metered)
             watchers = tuple(self._watchers) if isinstance(news, Leaving) else ()
         for watcher in watchers:

@@ -54,6 +54,19 @@ def fault_of(reading: Reading, before: Reading | None) -> str:
     return ""
 
 
+def can_follow(at_s: float, joules: float, before_s: float, before_j: float) -> bool:
+    """Whether a device can have taken what its count grew by.
+
+    Parameters
+    ----------
+    at_s, joules
+        Of a reading.
+    before_s, before_j
+        Of the one before.
+    """
+    return 0 <= joules - before_j <= MOST_W * (at_s - before_s + SLACK_S)
+
+
 @dataclass(frozen=True, slots=True)
 class EnergyCount:
     """Joules of one device so far, over all its sessions. They never fall: what a device says less
@@ -67,10 +80,9 @@ class EnergyCount:
         """The count once a believed reading has come."""
         if before is None:
             return self
-        joules, span_s = reading.joules - before.joules, reading.at_s - before.at_s
-        if not 0 <= joules <= MOST_W * (span_s + SLACK_S):
+        if not can_follow(reading.at_s, reading.joules, before.at_s, before.joules):
             return EnergyCount(self.joules, True)
-        return EnergyCount(self.joules + joules, self.has_gap)
+        return EnergyCount(self.joules + reading.joules - before.joules, self.has_gap)
 
     def mark(self, reading: Reading) -> str:
         """Where the sum comes from."""

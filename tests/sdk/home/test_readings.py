@@ -8,6 +8,7 @@ from potluck.provenance import ASSUMED, MEASURED
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.internals import lab_of
 from potluck.testing.memory import MemoryLab, memory_home
+from potluck_wire.messages import Reading
 
 POWER = (2.0, 10.0, 1.0)
 SPECS = [Spec(name="a", power=POWER), Spec(name="b", power=POWER)]
@@ -80,6 +81,16 @@ def test_a_device_that_is_killed_is_told_of_and_tells_again_when_it_is_back(mete
     assert after.at_s > before.at_s
     assert after.joules >= before.joules
     stream.close()
+
+
+def test_joules_that_jump_beyond_what_can_be_are_not_those_of_a_run():
+    with memory_home(SPECS, metered=("a",)) as home:
+        told = [(1.0, 5.0), (2.0, 10.0), (3.0, 1e30), (4.0, 1e30 + 5), (5.0, 1.0), (6.0, 6.0)]
+        for at_s, joules in told:
+            home.devices.receive(
+                "a", Reading(at_s=at_s, watts=5.0, joules=joules, source="measured")
+            )
+        assert home.devices["a"].metered == ((5.0, 1.0), (6.0, 6.0))
 
 
 def test_readings_end_with_the_home():

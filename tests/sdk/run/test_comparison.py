@@ -202,6 +202,31 @@ def test_a_measured_trace_says_which_energy_was_metered():
     assert trace.energy_source == {"a": "measured", "b": "assumed"}
 
 
+def test_the_meter_of_a_machine_that_devices_share_is_not_counted_for_each_of_them():
+    names = ("a", "b", "c")
+    done = ExecutionResult(
+        run="r",
+        epoch=0,
+        program="p",
+        step=0,
+        outputs={},
+        start_s=100.0,
+        stop_s=104.0,
+        timelines={
+            name: Timeline(rows=((0, 100.0, 102.0),), busy_s=2.0, peak_bytes=7) for name in "ab"
+        },
+    )
+    watts = {
+        name: Device(name=name, memory_bytes=1, idle_w=1.0, busy_w=3.0, host="box")
+        for name in names
+    }
+    metered = {name: [(100.0, 50.0), (104.0, 90.0)] for name in "ab"}
+    trace = measured_trace([(done, Compiled(programs=PROGRAMS))], watts, energy_j, metered)
+    # of 40 J, c took its part at rest: 4 J of 8 + 8 + 4 are reckoned for it
+    assert trace.energy_j == pytest.approx({"a": 16.0, "b": 16.0})
+    assert set(trace.energy_source.values()) == {"assumed"}
+
+
 @pytest.mark.parametrize(
     ("spans", "expected"),
     [([], 1), ([(0.0, 1.0), (1.0, 2.0)], 1), ([(0.0, 3.0), (1.0, 2.0), (1.5, 4.0)], 3)],
