@@ -47,6 +47,7 @@ class DeviceMeter:
         self._model = model
         self._charge_frac = charge_frac
         self._joules = 0.0
+        self._last_s: float | None = None
         self._partly_modelled = False
 
     def read(self, now_s: float, busy_s: float, radio_s: float) -> MeterSample:
@@ -60,7 +61,9 @@ class DeviceMeter:
         modelled = self._model.advance(now_s, busy_s, radio_s)
         watts, joules = self._measure(now_s)
         name = "model" if watts is None else "+".join(gauge.name for gauge in self._gauges)
-        self._partly_modelled |= joules is None and modelled[1] > 0
+        has_passed = self._last_s is not None and now_s > self._last_s
+        self._last_s = now_s
+        self._partly_modelled |= joules is None and has_passed
         self._joules += modelled[1] if joules is None else joules
         measured = self._gauges and not self._partly_modelled
         return MeterSample(

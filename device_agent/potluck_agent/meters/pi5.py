@@ -57,7 +57,10 @@ def power_w(output: str) -> float:
     >>> power_w("3V3_SYS_A current(1)=0.50A\\n 3V3_SYS_V volt(9)=3.30V\\n EXT5V_V volt(24)=5.1V")
     1.65
     """
-    values = {(rail, kind): float(value) for rail, kind, value in _LINE.findall(output)}
+    try:
+        values = {(rail, kind): float(value) for rail, kind, value in _LINE.findall(output)}
+    except ValueError as error:
+        raise OSError(f"vcgencmd pmic_read_adc told no numbers: {error}") from error
     rails = [rail for rail, kind in values if kind == "A" and (rail, "V") in values]
     if not rails:
         raise OSError(f"vcgencmd pmic_read_adc told no rails: {output[:80]!r}")

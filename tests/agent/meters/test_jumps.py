@@ -119,3 +119,11 @@ def test_the_batteries_charge_is_told_and_that_of_a_mouse_is_not(tmp_path):
     plant(tmp_path, {f"{BATTERY}/capacity": "soon", "sys/class/power_supply/BAT1/capacity": 140})
     assert meters.charge_frac(tmp_path) == 1.0
     assert meters.charge_frac(tmp_path / "nowhere") is None
+
+
+def test_a_gap_is_a_gap_where_the_owner_said_no_watts_for_it():
+    values = iter([5.0, float("nan"), 5.0])
+    gauge = PowerGauge("g", 0.1, lambda: next(values))
+    meter = meters.DeviceMeter((gauge,), PowerModel(0.0, 0.0, 0.0))
+    sources = [meter.read(now_s, 0.0, 0.0).source for now_s in (1.0, 2.0, 3.0)]
+    assert sources == ["measured", "estimated", "estimated"]

@@ -310,6 +310,8 @@ def test_a_pi5_without_the_command_and_other_pis_are_explained(tmp_path):
     plant(tmp_path, {"proc/device-tree/model": "Raspberry Pi 5 Model B"})
     assert "install vcgencmd" in pi5.find(tmp_path, missing).finding.remedy
     assert "told no rails" in pi5.find(tmp_path, lambda: "error=1").finding.reason
+    odd = "3V3_SYS_A current(1)=0.5.0A\n3V3_SYS_V volt(9)=3.30V"
+    assert "told no numbers" in pi5.find(tmp_path, lambda: odd).finding.reason
     plant(tmp_path, {"proc/device-tree/model": "Raspberry Pi 4 Model B"})
     assert "has no power meter" in pi5.find(tmp_path).finding.reason
 
