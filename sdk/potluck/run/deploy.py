@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.lightweight_replay import POLICIES, SOONEST
 from potluck.documents import file_path
-from potluck.errors import FileError, UserError
+from potluck.errors import FileError, OutOfMemory, UserError
 from potluck.handle import Task
-from potluck.records import Plan
+from potluck.records import Plan, Training
 from potluck.run import checkpoint
 from potluck.run.checkpoint import MAX_SEED, Checkpoint
 from potluck.run.compiled_plan import kept_types
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from potluck.graph.traced import Type
     from potluck.profile.profiles import Profile
 
+USUAL_COPIES = Training(batch=1).kept_copies
 COPY_BYTES_PER_S = 1e9  # within the memory of a small device, until it is measured
 
 
@@ -97,19 +98,24 @@ def deploy(
     task.update(0.1, "loading the plan")
     usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
     chosen = (source.update if source is not None else usual) if plan.training else None
-    engine = RunEngine(
-        link,
-        members,
-        model,
-        plan,
-        optimizer=chosen,
-        seed=saved.seed if saved is not None else seed,
-        profile=profile,
-        schedule=schedule,
-        order_transfers=order_transfers,
-        refine_s=refine_s,
-        sizes=model.request_rows,
-    )
+    try:
+        engine = RunEngine(
+            link,
+            members,
+            model,
+            plan,
+            optimizer=chosen,
+            seed=saved.seed if saved is not None else seed,
+            profile=profile,
+            schedule=schedule,
+            order_transfers=order_transfers,
+            refine_s=refine_s,
+            sizes=model.request_rows,
+        )
+    except OutOfMemory as error:
+        if source is None and saved is None and _keeps_less_than_usual(plan):
+            raise _without_its_optimizer(error) from error
+        raise
     engine.patience_s = patience_s
     engine.recovery = recovery
     engine.source = source if plan.training else None
@@ -150,6 +156,26 @@ def _check(seed: int, recovery: str, **seconds: float) -> None:
         raise UserError(
             f"there is no way of recovery called {recovery!r}; there are {', '.join(POLICIES)}."
         )
+
+
+def _keeps_less_than_usual(plan: Plan) -> bool:
+    """Whether it was planned for an optimizer that keeps less than the one that is taken where none
+    is given.
+    """
+    workload = plan.problem.workload if plan.problem is not None else None
+    return isinstance(workload, Training) and workload.kept_copies < USUAL_COPIES
+
+
+def _without_its_optimizer(error: OutOfMemory) -> OutOfMemory:
+    """The same, and what it is about."""
+    text = str(error).removeprefix(f"{error.device}: ").removesuffix(error.next_step).rstrip()
+    return OutOfMemory(
+        f"{text} The plan was made for an optimizer that keeps less than AdamW, which is taken "
+        "where none is given.",
+        device=error.device,
+        next_step="Name it here: home.deploy(plan, optimizer=potluck.SGD(lr=0.1)).",
+        **error.facts,
+    )
 
 
 def _saved_run(path: Path, model: Any, source: UpdateSource | None) -> Checkpoint:

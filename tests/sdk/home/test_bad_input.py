@@ -31,6 +31,7 @@ from potluck.errors import (
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
 from potluck.testing.faults import agents_of
+from potluck.testing.memory import memory_home
 from potluck_agent import control_files as agent_state
 
 psutil = pytest.importorskip("psutil")
@@ -264,6 +265,24 @@ def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_hom
     ) as caught:
         small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait()
     assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
+
+
+def test_a_plan_for_an_optimizer_that_is_not_named_at_deploy_says_so():
+    """What SGD leaves free is not enough for AdamW, which is taken where none is given."""
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 4))
+    x, y = make_data("mlp", 6)
+    model = potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
+    frugal = potluck.Training(batch=4, optimizer_copies=0)
+    with memory_home([Spec(name="a")]) as home:
+        profile = home.profile(model, rows=(1, 4), repeats=1).wait()
+        needed = potluck.plan(profile, frugal).best.peak_bytes["a"]
+    with memory_home([Spec(name="a", memory=needed + 2**16)]) as home:
+        plan = potluck.plan(home.profile(model, rows=(1, 4), repeats=1), frugal).best
+        with pytest.raises(OutOfMemory, match=r"keeps less than AdamW.*optimizer=") as caught:
+            home.deploy(plan, model).wait()
+        assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"]
+        home.deploy(plan, model, optimizer=potluck.SGD(0.1)).wait().close()
 
 
 @pytest.mark.long
