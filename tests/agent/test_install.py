@@ -258,6 +258,22 @@ def test_no_option_has_a_sign_that_no_file_of_a_service_can_say(
     assert (shell.said, shell.machine.lines, [*tmp_path.iterdir()]) == ([], [], [])
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--record", "life.rec"), "starts again and again"),
+        (("--relay", "nobody.json"), "there is no .*nobody.json"),
+        (("--log-file", "nowhere/agent.log"), "there is no such folder"),
+    ],
+)
+def test_what_would_fail_at_every_start_is_not_installed(tmp_path, words, why):
+    shell = Shell(tmp_path, "linux")
+    with pytest.raises(AgentError, match=why):
+        shell(*words)
+    assert not list(tmp_path.iterdir())
+    assert shell("--remove", *words) == 0
+
+
 def test_what_was_installed_with_such_words_can_be_removed(tmp_path):
     shell = Shell(tmp_path, "linux")
     for words in (("--name", "Ada's"), ("--state", "/tmp/x\n"), ("--port", "65535")):

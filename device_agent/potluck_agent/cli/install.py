@@ -18,6 +18,7 @@ from unicodedata import category
 from potluck_agent import control_files
 from potluck_agent.cli import options
 from potluck_agent.errors import AgentError
+from potluck_agent.relay.invitations import read_invitation
 from potluck_agent.service import launchd, systemd, windows_task
 from potluck_agent.service.install_steps import AgentService, Remove, RunCommand, Step, Write
 
@@ -168,6 +169,15 @@ def _check(given: Namespace, service: AgentService) -> None:
                 f"{word!r} cannot stand in a service: it has a line break, a control character, or "
                 "bytes that are not UTF-8. Choose another path."
             )
+    if given.relay is not None:
+        read_invitation(given.relay)
+    if given.log_file is not None and not given.log_file.absolute().parent.is_dir():
+        raise AgentError(f"--log-file {given.log_file}: there is no such folder.")
+    if given.record is not None:
+        raise AgentError(
+            "--record writes a new file, and a service starts again and again. Start the agent "
+            "by hand to record: potluck agent start --record FILE."
+        )
 
 
 def _described(step: Step, place: InstallTarget) -> str:

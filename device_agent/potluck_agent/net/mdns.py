@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from potluck_agent.net.own_addresses import addresses
+from potluck_agent.net.own_addresses import ANYWHERE, addresses
 from potluck_wire.limits import SERVICE_TYPE
 from potluck_wire.version import show
 
@@ -67,7 +67,7 @@ class Announcement:
         try:
             from zeroconf import InterfaceChoice, IPVersion, Zeroconf  # 70 ms, and 10 MiB
 
-            only = [self._host] if self._host not in ("0.0.0.0", "::", "*") else InterfaceChoice.All  # noqa: S104
+            only = addresses(self._host) if self._host not in ANYWHERE else InterfaceChoice.All
             zeroconf = Zeroconf(interfaces=only, ip_version=IPVersion.V4Only)
             name, is_own = self._free_name(zeroconf)
             info = self._record(name)

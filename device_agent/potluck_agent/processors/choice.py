@@ -7,6 +7,7 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.processors import torch_choice
 from potluck_agent.processors.cores import LIMIT, Cores, candidates, limit_of
+from potluck_wire.install_hints import install
 from potluck_wire.messages import ProcessorTried, TryProcessor
 from potluck_wire.processors import CPU, PROVIDERS, row
 from potluck_wire.tensors import DTYPES
@@ -15,6 +16,7 @@ BUDGET_S = 0.8  # of a trial, its libraries not counted
 # What more threads have to gain against fewer ones, which leave more to the owner.
 GAIN_FRAC = 1.05
 USE = "for ONNX models"
+EXTRAS = {"onnxruntime": "onnx"}  # where potluck calls what brings a library otherwise
 
 Attempt = Callable[[TryProcessor], ProcessorTried]
 
@@ -79,8 +81,9 @@ def choose(
     Raises
     ------
     AgentError
-        The owner has named an accelerator that is not there.
+        The owner has named an accelerator, or a library to compute with, that is not there.
     """
+    _check_backends(owner.backends, backends)
     if not backends:
         return Choice()
     limit = limit_of(environment)
@@ -151,6 +154,17 @@ def _reason(
     if survey.reason:
         return f"a trial of {_listed(counts)} failed: {survey.reason}"
     return f"fastest of {_listed(counts)}{bound}"
+
+
+def _check_backends(named: Sequence[str], present: Sequence[str]) -> None:
+    """Raise AgentError where the owner has named a library that is not there."""
+    for name in named:
+        if name not in present:
+            hint = install(EXTRAS.get(name, name))
+            raise AgentError(
+                f"--backends {','.join(named)}: {name}, or what it needs, is not installed here. "
+                f"Run {hint}, or name another."
+            )
 
 
 def _check_device(device: str, survey: ProcessorTried, fast: "torch_choice.TorchChoice") -> None:

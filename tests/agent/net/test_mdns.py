@@ -18,7 +18,8 @@ class Network:
         self.announced = ""
         self.registered = threading.Event()
 
-    def __call__(self, **_):
+    def __call__(self, **options):
+        self.interfaces = options["interfaces"]
         return self
 
     def get_service_info(self, kind, name, *_):
@@ -40,15 +41,13 @@ class Network:
 def announced(monkeypatch):
     """Of an agent `jetson` in a network where these names are taken: its name, and the notes."""
 
-    def announce(taken):
+    def announce(taken, host="127.0.0.1"):
         import zeroconf
 
         network, notes = Network(taken), []
         monkeypatch.setattr(zeroconf, "Zeroconf", network)
         monkeypatch.setattr(mdns, "PAUSE_S", 0.0)
-        made = Announcement(
-            name="jetson", host="127.0.0.1", port=1, key="k" * 40, note=notes.append
-        )
+        made = Announcement(name="jetson", host=host, port=1, key="k" * 40, note=notes.append)
         try:
             assert network.registered.wait(30.0)
         finally:
@@ -61,6 +60,11 @@ def announced(monkeypatch):
 def test_a_name_that_is_taken_gets_a_number(announced):
     network, notes = announced(lambda name: name.startswith("jetson."))
     assert (network.announced, notes) == ("jetson-2", [])
+
+
+def test_an_agent_that_listens_on_a_name_is_announced_at_its_address(announced):
+    network, notes = announced(lambda name: False, host="localhost")
+    assert (network.interfaces, notes) == (["127.0.0.1"], [])
 
 
 def test_somebody_who_answers_to_every_name_is_told_and_asked_no_further(announced):

@@ -36,9 +36,11 @@ class Machine:
         return ProcessorTried(flops_per_s=rates, providers=tuple(self.accelerators))
 
 
-def choice(machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime"), **options):
+def choice(
+    machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime"), named=(), **options
+):
     chosen = choose(
-        OwnerChoice(memory_bytes=2**30, **options),
+        OwnerChoice(memory_bytes=2**30, backends=named, **options),
         found,
         "i5",
         backends=backends,
@@ -184,6 +186,12 @@ def test_an_accelerator_that_was_asked_for_and_fails_leaves_the_cpu():
 def test_an_accelerator_that_is_not_there_is_refused_with_those_that_are(machine, why):
     with pytest.raises(AgentError, match=f"--device cuda: .*{why}"):
         choice(machine, device="cuda")
+
+
+@pytest.mark.parametrize("present", [(), ("torch",)])
+def test_a_library_that_was_named_and_is_not_there_is_refused(present):
+    with pytest.raises(AgentError, match=r"onnxruntime, or what it needs.*\[onnx\]"):
+        choice(Machine(RATES), backends=present, named=("onnxruntime",))
 
 
 def test_no_accelerator_is_looked_for_without_onnxruntime():
