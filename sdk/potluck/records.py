@@ -437,7 +437,8 @@ class Inference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QoE:
-    """What the user wants: seconds per step or request, joules and bytes in total or per device.
+    """What the user wants: seconds per step or request, joules in total or per device, bytes per
+    device.
 
     None: no limit.
     """

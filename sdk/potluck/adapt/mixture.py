@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from potluck.errors import Infeasible, UserError
+from potluck.provenance import UNKNOWN, worst
 from potluck.records import Plan
 from potluck.units import duration, number
 
@@ -32,6 +33,11 @@ class Mixture:
     fractions: tuple[float, ...]
     seconds: float
     energy_j: float
+
+    @property
+    def energy_source(self) -> str:
+        """Where the worst known of the watts behind `energy_j` come from, see `provenance`."""
+        return worst(plan.energy_source or UNKNOWN for plan in self.plans)
 
 
 def mix(

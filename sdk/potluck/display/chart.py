@@ -10,6 +10,7 @@ from potluck.display import axes
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Scene, Text, legend
 from potluck.display.tables import energy_of
+from potluck.provenance import UNKNOWN, worst
 from potluck.records import Plan
 
 WIDTH, HEIGHT = 640.0, 320.0
@@ -78,7 +79,9 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
     x = _padded([ms for _, _, ms, _ in near], LEFT, WIDTH - RIGHT)
     y = _padded([j for _, _, _, j in near], HEIGHT - BOTTOM, 56)
     n_far = len(points) - len(near)
-    note = "lower left is better" + (f"; {n_far} far off, not shown" if n_far else "")
+    mark = worst(plan.energy_source for _, plan, _, _ in points if plan.energy_source)
+    of_joules = f"; joules {mark}" if mark != UNKNOWN else ""
+    note = f"lower left is better{of_joules}" + (f"; {n_far} far off, not shown" if n_far else "")
     items = frame(title, note, x, y, "ms", "J")
     items.append(
         Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5)

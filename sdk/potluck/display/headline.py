@@ -8,6 +8,7 @@ from potluck import units
 from potluck.errors import PotluckError
 from potluck.planning import judge
 from potluck.planning.registry import ask
+from potluck.provenance import marked, worst
 from potluck.records import Plan, Problem
 from potluck.sanitized_text import harmless
 
@@ -69,13 +70,15 @@ def against(plan: Plan, best: Plan) -> str:
 
     Examples
     --------
-    "2.1 times as fast as laptop alone, the best, with 0.8 times as many joules"
+    "2.1 times as fast as laptop alone, the best, with 0.8 times as many joules assumed"
     """
     name = best.devices[0]
     times = (best.latency_s or 0.0) / (plan.latency_s or 1.0)
     comparison = f"{_times(times, 'as fast as')} {name} alone, the best"
     if best.energy_j and plan.energy_j is not None:
-        comparison += f", with {_times(plan.energy_j / best.energy_j, 'as many')} joules"
+        joules = f"{_times(plan.energy_j / best.energy_j, 'as many')} joules"
+        mark = worst(known for known in (plan.energy_source, best.energy_source) if known)
+        comparison += f", with {marked(joules, mark)}"
     return comparison
 
 

@@ -22,7 +22,7 @@ def table(history: History, faults: Mapping[str, str]) -> Table:
             device,
             marked(units.power(latest.watts), latest.source),
             units.power(latest.resolution_w) if latest.resolution_w else units.UNKNOWN,
-            units.energy(latest.joules),
+            marked(units.energy(latest.joules), latest.source),
             units.percent(latest.busy_frac),
             units.UNKNOWN if latest.battery_frac is None else units.percent(latest.battery_frac),
             latest.meter,
@@ -63,5 +63,6 @@ def chart(history: History) -> Scene:
     for device, curve in curves.items():
         line = tuple((x(seconds), y(watts)) for seconds, watts in curve)
         items.append(Line(points=line, stroke=colours[device], width=2.0))
-    items += legend([(colour, device) for device, colour in colours.items()], LEFT, 46)
+    titles = {device: marked(device, history[device][-1].source) for device, each in curves.items()}
+    items += legend([(colour, titles[device]) for device, colour in colours.items()], LEFT, 46)
     return Scene(width=WIDTH, height=HEIGHT, title="Power", items=tuple(items))

@@ -12,6 +12,7 @@ from potluck import units
 from potluck.display import tables
 from potluck.display.scene import Scene
 from potluck.display.strips import Part, Strip, draw
+from potluck.provenance import marked
 from potluck.records import Device, Layer, Network, Plan, Problem
 from potluck.sanitized_text import harmless
 
@@ -161,11 +162,10 @@ def members(found: Iterable[Any], title: str = "Devices") -> Scene:
             fill="green" if is_here else "grey",
             title=f"{units.size(room)} of memory",
         )
-        watts = tables.watts(member)
         facts = [
             harmless(member.status),
             *([units.size(room)] if room else []),
-            *([units.power(watts)] if watts is not None else []),
+            *([tables.power_of(member)] if tables.watts(member) is not None else []),
         ]
         rows.append(
             Strip(
@@ -195,7 +195,11 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Scene:
             parts=([Part(start=0.0, stop=(device.memory_bytes or 0) / largest, fill="green")],),
             label=", ".join(
                 [units.size(device.memory_bytes)]
-                + ([f"{units.power(device.busy_w)} busy"] if device.busy_w is not None else [])
+                + (
+                    [f"{marked(units.power(device.busy_w), device.power_mark)} busy"]
+                    if device.busy_w is not None
+                    else []
+                )
             ),
         )
         for device in known

@@ -12,6 +12,7 @@ from potluck import units
 from potluck.display import stage_sizes
 from potluck.provenance import marked
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
+from potluck.sessions.power_reading import mark_of
 from potluck.simulate.cost import budget_bytes
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.processors import summary
@@ -87,7 +88,7 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
             member.status,
             str(member.addresses[0]) if member.addresses else units.UNKNOWN,
             units.size(member.capability.get("memory_bytes")),
-            units.power(watts(member)),
+            power_of(member),
             summary(member.capability.get("processors", ())),
             _trouble(member),
         )
@@ -112,6 +113,12 @@ def watts(member: Any) -> float | None:
         member.reading.source == "measured" or member.capability.get("power")
     )
     return member.reading.watts if known else None
+
+
+def power_of(member: Any) -> str:
+    """What a device takes, and whether its meter says so."""
+    known = watts(member)
+    return units.UNKNOWN if known is None else marked(units.power(known), mark_of(member.reading))
 
 
 def _trouble(member: Any) -> str:

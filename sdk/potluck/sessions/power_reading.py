@@ -54,6 +54,17 @@ def fault_of(reading: Reading, before: Reading | None) -> str:
     return ""
 
 
+def mark_of(reading: Reading) -> str:
+    """Where a device says that its joules come from; see `provenance`.
+
+    Parameters
+    ----------
+    reading
+        What it says.
+    """
+    return SOURCES.get(reading.source, UNKNOWN)
+
+
 def can_follow(at_s: float, joules: float, before_s: float, before_j: float) -> bool:
     """Whether a device can have taken what its count grew by.
 
@@ -86,7 +97,7 @@ class EnergyCount:
 
     def mark(self, reading: Reading) -> str:
         """Where the sum comes from."""
-        mark = SOURCES.get(reading.source, UNKNOWN)
+        mark = mark_of(reading)
         return worst((mark, ASSUMED)) if self.has_gap else mark
 
 

@@ -117,6 +117,10 @@ def test_the_headline_says_how_many_times_as_fast_as_one_device_alone():
     assert headline.against(example.PLAN, alone) == (
         "2 times as fast as laptop alone, the best, with 0.5 times as many joules"
     )
+    measured = replace(example.PLAN, energy_source="measured")
+    assert headline.against(measured, replace(alone, energy_source="assumed")).endswith(
+        "0.5 times as many joules assumed"
+    )
     alike = replace(alone, latency_s=0.1296, energy_j=example.PLAN.energy_j)
     assert headline.against(example.PLAN, alike) == (
         "1.05 times as fast as laptop alone, the best, with as many joules"
