@@ -113,6 +113,30 @@ class Arguments:
             raise UserError(f"a batch {fault}.", next_step=self._expected())
         return tuple(found[slot][1] for slot in range(len(slots)))
 
+    def check_place(self, name: str, place: int) -> None:
+        """See that the field of a named tuple, whose tensors are taken by their order, is what
+        comes there.
+
+        Parameters
+        ----------
+        name
+            Of the field; one that the model does not know may be anything.
+        place
+            Of its tensor, among inputs and targets, from 0.
+
+        Raises
+        ------
+        UserError
+            The name belongs elsewhere.
+        """
+        slots = [(own,) for own in self.inputs] + list(self.targets)
+        if name in self.names and (place >= len(slots) or name not in slots[place]):
+            raise UserError(
+                f"a batch is a named tuple whose field {name} comes as number {place + 1}, and not "
+                "all of its fields are the model's, so that their order would count.",
+                next_step=f"{self._expected()} Call all fields so, or put them in that order.",
+            )
+
     def _slot(self, key: str, slots: Sequence[tuple[str, ...]]) -> int:
         slot = next((i for i, names in enumerate(slots) if key in names), None)
         if slot is None:

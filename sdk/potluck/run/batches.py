@@ -16,14 +16,14 @@ def as_tuple(batch: Any, arguments: Arguments) -> "tuple[torch.Tensor, ...]":
     """A batch (tensor, list, tuple, mapping, or these in one another) as inputs, then targets.
 
     What has a key in a mapping is matched by it, as has the field of a named tuple whose fields are
-    all known.
+    all known. Of others the fields that are known have to be where they are in the order.
 
     Raises
     ------
     UserError
-        Where something in it is no tensor, or a name is missing or unknown.
+        Where something in it is no tensor, or a name is missing, unknown, or in another's place.
     """
-    return arguments.in_order(list(_leaves(batch, arguments, "")))
+    return arguments.in_order(list(_leaves(batch, arguments, "", 0)))
 
 
 def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torch.Tensor, ...]]":
@@ -109,10 +109,10 @@ def is_whole(data: Any) -> bool:
     )
 
 
-def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
+def _leaves(value: Any, arguments: Arguments, key: str, before: int) -> Iterator[Leaf]:
     """The tensors of a batch with their keys, the innermost where mappings hold mappings.
 
-    None is not given.
+    None is not given. `before`: so many came before them.
     """
     import torch
 
@@ -127,10 +127,15 @@ def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
     elif named is not None:
         for name, item in named.items():
             if item is not None:
-                yield from _leaves(item, arguments, str(name))
+                yield from _leaves(item, arguments, str(name), before)
     elif isinstance(value, tuple | list) and not key:
-        for item in value:
-            yield from _leaves(item, arguments, "")
+        fields, place = getattr(value, "_fields", ()), before
+        for i, item in enumerate(value):
+            if fields:
+                arguments.check_place(fields[i], place)
+            for leaf in _leaves(item, arguments, "", place):
+                yield leaf
+                place += 1
     else:
         yield key, _as_tensor(value, key, arguments)
 

@@ -143,6 +143,27 @@ def test_a_named_tuple_goes_by_its_names_where_all_are_known_and_else_by_place()
     )
     assert same(as_tuple(turned, BERT), WHOLE)
     assert same(as_tuple(namedtuple("other", "a b c d")(*WHOLE), BERT), WHOLE)
+    in_place = namedtuple("in_place", "input_ids b c labels")
+    assert same(as_tuple(in_place(*WHOLE), BERT), WHOLE)
+    nested = namedtuple("nested", "inputs labels")
+    assert same(as_tuple(nested(WHOLE[:3], LABELS), BERT), WHOLE)
+    behind = namedtuple("behind", "token_type_ids d")
+    assert same(as_tuple((*WHOLE[:2], behind(*WHOLE[2:])), BERT), WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        (namedtuple("turned", "attention_mask input_ids types classes")(*WHOLE), "attention_mask"),
+        (namedtuple("targets_first", "labels a b c")(*WHOLE), "labels"),
+        ((namedtuple("inner", "input_ids token_type_ids c")(*WHOLE[:3]), LABELS), "token_type_ids"),
+        ((WHOLE[0], namedtuple("moved", "input_ids b c")(*WHOLE[1:])), "input_ids"),
+        (namedtuple("more", "a b c d labels")(*WHOLE, LABELS), "labels"),
+    ],
+)
+def test_a_field_in_the_place_of_another_is_refused(batch, field):
+    with pytest.raises(UserError, match=f"whose field {field} comes as number"):
+        as_tuple(batch, BERT)
 
 
 @pytest.mark.parametrize(
