@@ -28,7 +28,8 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     token, too. Rates, clipping, accumulation, evaluation, callbacks and checkpoints are the
     Trainer's. The model here gets the weights when it is evaluated or saved, when training ends, or
     by `fetch_weights()`; after every step where a callback that is not transformers' own has a hook
-    in the training, unless `weights_each_step=False`. A callback that looks at gradients is
+    in the training, unless `weights_each_step=False`. Norms of gradients are logged where
+    `max_grad_norm` limits them. A callback that looks at gradients is
     refused, as is a model that is changed while it trains. Checkpoints hold the optimizer's state,
     as a Trainer's own do: with or without a home one goes on from there.
 
@@ -66,7 +67,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         self._steps = Steps(home, qoe, choose)
         self._batches: list[Any] = []
         self._resume: Path | None = None
-        self._norm = 0.0
+        self._norm: float | None = None  # of the gradients, where they are limited
 
     def _check(self) -> None:
         refused = {
@@ -170,7 +171,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         )
         if self._is_looked_at():
             self.fetch_weights()
-        self._norm = history.gradient_norms[-1] if history.gradient_norms else 0.0
+        self._norm = history.gradient_norms[-1] if limit > 0 and history.gradient_norms else None
         return torch.tensor(history.losses[-1], device=self.args.device)
 
     def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer) -> None:
@@ -180,7 +181,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         rows = sum(map(_rows, batches))
         self._steps.deploy(model, watched, batch=rows, optimizer=optimizer, resume=self._resume)
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float | None:
         return self._norm
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,14 @@ def test_a_trainer_with_a_home_logs_and_learns_what_it_does_without(its, pair, o
     its.check_alike(again, theirs)
 
 
+def test_a_norm_that_no_device_took_is_not_logged(its, pair, tmp_path):
+    few = {"max_grad_norm": 0.0, "num_train_epochs": 1, "save_strategy": "no"}
+    ours = its.trained(its.HomeTrainer, tmp_path, others=few, home=pair)
+    logged = [entry for entry in ours.state.log_history if "loss" in entry]
+    assert len(logged) == 3
+    assert not any("grad_norm" in entry for entry in logged)
+
+
 @pytest.mark.long
 def test_of_a_causal_model_words_count_alike_whatever_batches_they_are_in(
     its, pair, on_both, tmp_path
