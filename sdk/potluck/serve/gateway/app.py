@@ -24,7 +24,7 @@ from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
 from potluck.serve.gateway.middleware import SHARE, AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
-from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts
+from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts, with_openai_errors
 from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
 
@@ -86,7 +86,11 @@ def application(
         ("/metrics", entrance.metrics, "GET"),
     ]
     routes += TextRoutes(texts, entrance.body, entrance.aside).routes
-    own = [Route(path, entrance.guarded(does), methods=[how]) for path, does, how in routes]
+    guarded = [(path, entrance.guarded(does), how) for path, does, how in routes]
+    own = [
+        Route(path, with_openai_errors(does) if path.startswith("/v1/") else does, methods=[how])
+        for path, does, how in guarded
+    ]
     return Starlette(routes=[*own, *more], exception_handlers={HTTPException: _no_route})
 
 

@@ -89,6 +89,7 @@ class TextRoutes:
             (f"{one}/generate", self.generate, "POST"),
             (f"{one}/generate_stream", self.generate_stream, "POST"),
             ("/v1/models", self.models, "GET"),
+            ("/v1/models/{name}", self.model, "GET"),
             ("/v1/completions", self.completions, "POST"),
             ("/v1/chat/completions", self.chat_completions, "POST"),
         ]
@@ -129,11 +130,11 @@ class TextRoutes:
 
     async def models(self, request: Request) -> Response:
         """Who writes."""
-        found = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "potluck"}
-            for name in self._texts()
-        ]
-        return AsciiJSONResponse({"object": "list", "data": found})
+        return AsciiJSONResponse({"object": "list", "data": [*map(_model, self._texts())]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        return AsciiJSONResponse(_model(self._service(request.path_params["name"], "model").name))
 
     async def completions(self, request: Request) -> Response:
         """What comes behind a prompt."""
@@ -203,6 +204,29 @@ class TextRoutes:
                 field=field,
             )
         return texts[name]
+
+
+def with_openai_errors(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, with errors as clients of OpenAI read them: an object with a message."""
+
+    async def answer(request: Request) -> Response:
+        response = await endpoint(request)
+        if response.status_code < 400:
+            return response
+        told = json.loads(bytes(response.body))
+        kind = "server_error" if response.status_code >= 500 else "invalid_request_error"
+        error = {"message": told["error"], "type": kind, "param": told.get("field")}
+        told["error"] = error | {"code": told.get("reason")}
+        again = AsciiJSONResponse(told, status_code=response.status_code)
+        if wait_s := response.headers.get("retry-after"):
+            again.headers["Retry-After"] = wait_s
+        return again
+
+    return answer
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "potluck"}
 
 
 class _Completion:
@@ -414,10 +438,12 @@ def _check_length(service: "TextService", n_characters: int, field: str) -> None
 
 def _conversation(service: "TextService", messages: Any) -> list[int]:
     """The tokens of a conversation, up to where the answer begins."""
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        messages = [each | {"content": _words_of(each.get("content"))} for each in messages]
     if not isinstance(messages, list) or not all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        and isinstance(message["content"], str)
         for message in messages
     ):
         raise BadRequest(
@@ -436,6 +462,20 @@ def _conversation(service: "TextService", messages: Any) -> list[int]:
     except Exception as error:  # a template is code of others, and refuses by errors of its own
         raise BadRequest(f"messages: {str(error)[:300]}", field="messages") from error
     return list(tokens)
+
+
+def _words_of(content: Any) -> Any:
+    """What somebody says, of whose parts each is words; anything else as it is.
+
+    >>> _words_of([{"type": "text", "text": "so"}, {"type": "text", "text": " it is"}])
+    'so it is'
+    """
+    parts: list[Any] = content if isinstance(content, list) and content else [None]
+    is_words = [
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    ]
+    return "".join(part["text"] for part in parts) if all(is_words) else content
 
 
 def _how(words: Mapping[str, Any], *, temperature: float) -> dict[str, Any]:

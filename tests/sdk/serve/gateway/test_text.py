@@ -99,6 +99,27 @@ def test_openai_gets_what_one_machine_writes(client, lm):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
 
 
+def test_openai_finds_a_model_and_hears_why_something_is_refused(client):
+    assert client.models.retrieve("chat").id == "chat"
+    with pytest.raises(openai.NotFoundError, match="no service writes texts by the name 'fish'"):
+        client.models.retrieve("fish")
+    with pytest.raises(openai.BadRequestError, match="n: is not there in this service") as caught:
+        client.completions.create(model="chat", prompt="5", n=2)
+    assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize("kind", ["text", "image_url"])
+def test_what_somebody_says_may_come_in_parts_of_words(client, lm, kind):
+    said = [{"type": "text", "text": "5 "}, {"type": kind, "text": "6"}]
+    how = {"messages": [{"role": "user", "content": said}], "max_tokens": 6, "temperature": 0}
+    if kind != "text":
+        with pytest.raises(openai.BadRequestError, match="of words"):
+            client.chat.completions.create(model="chat", **how)
+        return
+    answer = client.chat.completions.create(model="chat", **how)
+    assert answer.choices[0].message.content == words(written(lm, [90, 5, 6, 91], 6))
+
+
 def test_a_conversation_as_it_is_written(client, lm):
     expected = written(lm, [90, 5, 6, 91], 6)
     parts = client.chat.completions.create(
@@ -388,7 +409,7 @@ def test_words_that_cannot_be_tokens_enough_are_refused_before_a_tokenizer_sees_
     path = path.replace("slow", "chat")
     status, answer, _ = answer_of(open_gateway, "POST", path, long)
     assert status == 400
-    assert "at most 12800 characters" in json.loads(answer)["error"]
+    assert "at most 12800 characters" in str(json.loads(answer)["error"])
 
 
 def test_prometheus_reads_what_was_written(gateway):
