@@ -188,7 +188,7 @@ class TextRoutes:
                 yield _event(frame | {"choices": [], "usage": asked.usage})
             yield b"data: [DONE]\n\n"
 
-        return _TextStream(asked, events())
+        return _TextStream(asked, events(), _openai_error)
 
     async def _document(self, request: Request) -> tuple[dict[str, Any], int]:
         """What a request says, and how many bytes that has."""
@@ -380,9 +380,11 @@ async def _parts(asked: Asked) -> AsyncIterator[str]:
 class _TextStream(StreamingResponse):
     """Events of a text, which ends with them: also where they have not begun."""
 
-    def __init__(self, asked: Asked, events: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, asked: Asked, events: AsyncIterator[bytes], told: Callable[[str], Any] = str
+    ) -> None:
         super().__init__(
-            _with_error(events),
+            _with_error(events, told),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
@@ -396,13 +398,19 @@ class _TextStream(StreamingResponse):
             self._asked.generation.cancel()
 
 
-async def _with_error(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _openai_error(text: str) -> dict[str, Any]:
+    return {"message": text, "type": "server_error", "param": None, "code": None}
+
+
+async def _with_error(
+    events: AsyncIterator[bytes], told: Callable[[str], Any]
+) -> AsyncIterator[bytes]:
     """The events, and where the text cannot be written to its end, one that says so."""
     try:
         async for event in events:
             yield event
     except PotluckError as error:
-        yield b"event: error\n" + _event({"error": str(error)})
+        yield b"event: error\n" + _event({"error": told(str(error))})
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

@@ -108,6 +108,22 @@ def test_openai_finds_a_model_and_hears_why_something_is_refused(client):
     assert caught.value.param == "n"
 
 
+def test_openai_hears_why_a_stream_ends_early(lm):
+    with memory_home(1) as home:
+        service = home.serve_text(model_of(lm, tokenizer=Words()), "chat").wait()
+        with home.gateway() as gateway:
+            address = f"http://127.0.0.1:{gateway.port}/v1"
+            with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+                parts = client.completions.create(
+                    model="chat", prompt="5", max_tokens=40, temperature=0, stream=True
+                )
+                next(parts)
+                service.stop()
+                with pytest.raises(openai.APIError) as caught:
+                    list(parts)
+        assert caught.value.message not in ("", "An error occurred during streaming")
+
+
 @pytest.mark.parametrize("kind", ["text", "image_url"])
 def test_what_somebody_says_may_come_in_parts_of_words(client, lm, kind):
     said = [{"type": "text", "text": "5 "}, {"type": kind, "text": "6"}]
