@@ -30,8 +30,8 @@ def outer_values(function: Any) -> dict[str, Any]:
         A function of Python; of anything else there are none.
 
     >>> rate, options = 0.5, SimpleNamespace(power=2, seen=0)
-    >>> outer_values(lambda x: rate * x**options.power)
-    {'rate': 0.5, 'options.power': 2}
+    >>> sorted(outer_values(lambda x: rate * x**options.power).items())
+    [('options.power', 2), ('rate', 0.5)]
     """
     found: dict[str, Any] = {}
     waiting, seen = [function], set[int]()
