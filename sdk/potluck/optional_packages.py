@@ -14,6 +14,7 @@ EXTRAS = {
     "numpy": "sdk",
     "onnx": "onnx",
     "onnxruntime": "onnx",
+    "opentelemetry": "traces",
     "rich": "sdk",
     "safetensors": "sdk",
     "scipy": "sdk",

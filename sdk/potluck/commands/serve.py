@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 
 if TYPE_CHECKING:
-    pass
+    from opentelemetry.sdk.trace import TracerProvider
 
 HTTP = "127.0.0.1:8080"
 LOOK_S, ANSWER_S = 1.0, 5.0
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="FOLDER", help="keys and devices of this computer")
     parser.add_argument("--certificate", metavar="PEM", help="for HTTPS")
     parser.add_argument("--key", metavar="PEM", help="for HTTPS")
+    parser.add_argument(
+        "--traces",
+        action="store_true",
+        help="send OpenTelemetry's spans by OTLP, as OTEL_EXPORTER_OTLP_ENDPOINT and the like say",
+    )
     parser.add_argument("--once", action="store_true", help="top: one look, then end")
 
 
@@ -64,6 +69,7 @@ def _serve(args: argparse.Namespace) -> int:
     models = {name: _model(path) for name, path in map(_named, args.model)}
     if not models:
         raise UserError("there is nothing to serve.", next_step="--model birds=birds.onnx")
+    traces = _exporting() if args.traces else None
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
@@ -78,10 +84,19 @@ def _serve(args: argparse.Namespace) -> int:
             token=os.environ.get(TOKEN, ""),
             certificate=args.certificate,
             key=args.key,
+            tracer_provider=traces,
         )
         print(f"Serving at {gateway.url}", flush=True)
         ending.wait()
+    if traces is not None:
+        traces.shutdown()
     return 0
+
+
+def _exporting() -> "TracerProvider":
+    from potluck.serve.gateway.traces import exporting
+
+    return exporting()
 
 
 def _place(text: str) -> tuple[str, int]:

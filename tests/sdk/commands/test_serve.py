@@ -1,12 +1,16 @@
 """`potluck serve` from a terminal: a model of a file, over HTTP, on agents of this machine."""
 
+import gzip
 import http.client
+import http.server
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,16 +23,43 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 
+@pytest.fixture
+def collector():
+    """Takes OTLP over HTTP, as OpenTelemetry's collector does: where it is, and what came."""
+    taken = []
+
+    class Collecting(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            is_packed = self.headers.get("Content-Encoding") == "gzip"
+            taken.append((self.path, gzip.decompress(body) if is_packed else body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collecting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", taken
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.long
 @pytest.mark.slow
-def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys):
+def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys, collector):
+    otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    endpoint, taken = collector
     net = torch.nn.Linear(3, 2)
     potluck.Model.from_torch(net, torch.randn(2, 3)).save(tmp_path / "birds.potluck")
     command = [
         *(sys.executable, "-m", "potluck", "serve", "--http", "127.0.0.1:0", "--local", "1"),
-        *("--latency", "60", "--model", f"birds={tmp_path / 'birds.potluck'}"),
+        *("--latency", "60", "--model", f"birds={tmp_path / 'birds.potluck'}", "--traces"),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             lines = [process.stdout.readline(), process.stdout.readline()]
             assert lines[0].startswith("birds: on local-1")
@@ -46,6 +77,16 @@ def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys):
             assert process.wait(60) == 0
         finally:
             process.kill()
+    assert {path for path, _ in taken} == {"/v1/traces"}
+    names = [
+        span.name
+        for _, body in taken
+        for resource in otlp.ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    expected_names = ["GET /metrics", "POST /v2/models/{name}/infer", "compute", "wait"]
+    assert sorted(names) == expected_names
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from potluck_wire import __version__
 if TYPE_CHECKING:
     import torch
 
+    from potluck.serve.gateway.traces import Tell, Traces
     from potluck.serve.runtime.pending_requests import Pending
     from potluck.serve.runtime.service import Service
 
@@ -56,6 +57,7 @@ def application(
     token: str = "",
     max_body_bytes: int = MAX_BODY_BYTES,
     more: Sequence[Route] = (),
+    traces: "Traces | None" = None,
 ) -> Starlette:
     """The application for these services.
 
@@ -69,8 +71,12 @@ def application(
         Of one request; longer ones are refused before they are read.
     more
         Routes of pages, which have a token of their own.
+    traces
+        Makes spans of requests.
     """
-    entrance = GatewayRoutes(services, texts, token=token, max_body_bytes=max_body_bytes)
+    entrance = GatewayRoutes(
+        services, texts, token=token, max_body_bytes=max_body_bytes, traces=traces
+    )
     one = "/v2/models/{name}"
     routes: list[tuple[str, Endpoint, str]] = [
         ("/v2", entrance.server, "GET"),
@@ -86,11 +92,12 @@ def application(
         ("/metrics", entrance.metrics, "GET"),
     ]
     routes += TextRoutes(texts, entrance.body, entrance.aside).routes
-    guarded = [(path, entrance.guarded(does), how) for path, does, how in routes]
-    own = [
-        Route(path, with_openai_errors(does) if path.startswith("/v1/") else does, methods=[how])
-        for path, does, how in guarded
-    ]
+    own = []
+    for path, does, how in routes:
+        answer = entrance.guarded(does)
+        answer = with_openai_errors(answer) if path.startswith("/v1/") else answer
+        answer = traces.traced(path, answer) if traces is not None else answer
+        own.append(Route(path, answer, methods=[how]))
     return Starlette(routes=[*own, *more], exception_handlers={HTTPException: _no_route})
 
 
@@ -102,15 +109,21 @@ class GatewayRoutes:
 
     Parameters
     ----------
-    services, texts, token, max_body_bytes
+    services, texts, token, max_body_bytes, traces
         As for `application`.
     """
 
     def __init__(
-        self, services: Services, texts: Texts, *, token: str, max_body_bytes: int
+        self,
+        services: Services,
+        texts: Texts,
+        *,
+        token: str,
+        max_body_bytes: int,
+        traces: "Traces | None" = None,
     ) -> None:
         self._services, self._texts = services, texts
-        self._token = token
+        self._token, self._traces = token, traces
         self._max_body_bytes = max_body_bytes
         self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
 
@@ -213,7 +226,7 @@ class GatewayRoutes:
         body = await self.body(request)
         json_bytes_given = _json_bytes(request)
         inference = await self.aside(len(body), lambda: protocol.read(body, json_bytes_given))
-        outputs = await answered(service, inference)
+        outputs = await answered(service, inference, self._tell())
         content, json_bytes = protocol.write(service.name, inference, outputs)
         if json_bytes is None:
             return Response(content, media_type="application/json")
@@ -229,10 +242,14 @@ class GatewayRoutes:
         found = FramesUnderWay(service.pending_frames(tensors))
         return FrameStream(
             found,
-            _events(service, frames, found),
+            _events(service, frames, found, self._tell()),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
+
+    def _tell(self) -> "Tell":
+        """Who is told of what becomes of the requests that are asked for here."""
+        return _nobody if self._traces is None else self._traces.tell()
 
     async def aside(self, n_bytes: int, read: "Callable[[], _Read]") -> "_Read":
         """What is read of a body; of a large one in a thread, where one after the other is read.
@@ -444,7 +461,13 @@ def tensors_of(model: Any, inference: Infer) -> tuple[Any, ...]:
     return tuple(found)
 
 
-async def answered(service: "Service", inference: Infer) -> Mapping[str, Any]:
+def _nobody(pending: "Pending") -> None:
+    """Is told of it."""
+
+
+async def answered(
+    service: "Service", inference: Infer, tell: "Tell" = _nobody
+) -> Mapping[str, Any]:
     """The outputs by name, as arrays.
 
     Parameters
@@ -453,6 +476,8 @@ async def answered(service: "Service", inference: Infer) -> Mapping[str, Any]:
         What is asked.
     inference
         The request.
+    tell
+        Called with what became of it.
     """
     tensors = tensors_of(service.model, inference)
     request = partial(service.request, *tensors, limit_s=inference.timeout_s)
@@ -462,7 +487,11 @@ async def answered(service: "Service", inference: Infer) -> Mapping[str, Any]:
     else:
         pending = await asyncio.get_running_loop().run_in_executor(None, request)
     future: Future[Any] = pending.future
-    return arrays(service.model, await asyncio.wrap_future(future))
+    try:
+        answer = await asyncio.wrap_future(future)
+    finally:
+        tell(pending)
+    return arrays(service.model, answer)
 
 
 def arrays(model: Any, answer: Any) -> dict[str, Any]:
@@ -542,7 +571,7 @@ class FramesUnderWay:
 
 
 async def _events(
-    service: "Service", frames: list[Infer], found: FramesUnderWay
+    service: "Service", frames: list[Infer], found: FramesUnderWay, tell: "Tell"
 ) -> AsyncIterator[bytes]:
     """One event per frame: its answer, or that it had none in time; or an error, and the end."""
     number, loop = 0, asyncio.get_running_loop()
@@ -556,6 +585,8 @@ async def _events(
                 text = json.dumps({"error": "no answer in time", "frame": number})
                 yield f"id: {number}\nevent: late\ndata: {text}\n\n".encode()
                 continue
+            finally:
+                tell(pending)
             plain = Infer(inputs={}, id=frame.id)
             content, _ = protocol.write(service.name, plain, arrays(service.model, answer))
             yield b"id: %d\ndata: %s\n\n" % (number, content)

@@ -16,6 +16,9 @@ from potluck.serve.gateway.listener import Listener
 from potluck_wire.descriptors import allow_connections
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from potluck.serve.gateway.traces import Traces
     from potluck.serve.runtime.service import Service
 
 with needed():
@@ -53,6 +56,8 @@ class Gateway:
         Of the home, to look at; closed with the entrance.
     limit
         Bounds how many come in, and how long they may be silent.
+    tracer_provider
+        Gets a span of each request; None: there are none.
 
     Raises
     ------
@@ -77,6 +82,7 @@ class Gateway:
         max_body_bytes: int = MAX_BODY_BYTES,
         page: "HomePage | None" = None,
         limit: ConnectionLimit | None = None,
+        tracer_provider: "TracerProvider | None" = None,
     ) -> None:
         check_entrance(host, token)
         self._services = services
@@ -86,12 +92,15 @@ class Gateway:
         names = None if token else (host, *OWN_NAMES)
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()
-        within = RequestGuard(
-            application(services, texts, token=token, max_body_bytes=max_body_bytes, more=more),
-            self,
-            BodyBudget(N_BODIES * max_body_bytes),
-            names,
+        served = application(
+            services,
+            texts,
+            token=token,
+            max_body_bytes=max_body_bytes,
+            more=more,
+            traces=_traces(tracer_provider),
         )
+        within = RequestGuard(served, self, BodyBudget(N_BODIES * max_body_bytes), names)
         config = uvicorn.Config(
             within,
             host=host,
@@ -202,6 +211,14 @@ class _GatewayServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         self._listener.connections.sweep()
         return await super().on_tick(counter)
+
+
+def _traces(provider: "TracerProvider | None") -> "Traces | None":
+    if provider is None:
+        return None
+    from potluck.serve.gateway.traces import Traces
+
+    return Traces(provider)
 
 
 async def _end_handshakes() -> None:

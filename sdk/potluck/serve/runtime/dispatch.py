@@ -22,6 +22,7 @@ from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy
 from potluck.serve.runtime.device_turns import DeviceTurns
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
+    ComputedBatch,
     Pending,
     RequestRow,
     apart,
@@ -406,6 +407,7 @@ class Dispatch:
             rows = [row for row in batch.calls.popleft() if not row.pending.is_over]
             if not rows:
                 continue
+            begun_s = self.clock()
             try:
                 in_flight = self._compute(
                     batch.pool[0], batch.loaded, joined(rows), len(rows), self._left_s(rows)
@@ -413,12 +415,14 @@ class Dispatch:
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
-            in_flight.on_done(partial(self._came, batch, rows, in_flight))
+            in_flight.on_done(partial(self._came, batch, rows, in_flight, begun_s))
             return
         self._ended(batch)
         self._handle(BatchDone(batch.pool, batch.replica))
 
-    def _came(self, batch: Batch, rows: list[RequestRow], in_flight: Computing, _: object) -> None:
+    def _came(
+        self, batch: Batch, rows: list[RequestRow], in_flight: Computing, begun_s: float, _: object
+    ) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
             try:
@@ -439,21 +443,24 @@ class Dispatch:
                 self._lost(batch, rows, error)
                 return
             else:
-                self._answered(rows, outputs, in_flight.devices)
+                computed = ComputedBatch(
+                    begun_s=begun_s, ended_s=self.clock(), devices=in_flight.devices, rows=len(rows)
+                )
+                self._answered(rows, outputs, computed)
             self._call(batch)
 
     def _answered(
-        self, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]", devices: tuple[str, ...]
+        self, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]", computed: ComputedBatch
     ) -> None:
         counts = self.counts[rows[0].pending.service]
-        counts.computed(devices, len(rows))
+        counts.computed(computed.devices, computed.rows)
         for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
             pending = row.pending
             if pending.is_over:
                 continue
             self._rows.pop(pending.numbers[row.index])  # what is lost later is not asked again
-            pending.devices = (*pending.devices, *devices)
-            pending.n_together = max(pending.n_together, len(rows))
+            if computed not in pending.batches[-1:]:
+                pending.batches.append(computed)
             if pending.put(row.index, part):
                 self._over(pending, None)
                 counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)

@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedBatch:
+    """Rows that `devices` computed together, from when to when by the clock of who asked."""
+
+    begun_s: float
+    ended_s: float
+    devices: tuple[str, ...]
+    rows: int
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
     """One caller's request: `inputs` each [rows, ...]. `answer` makes what the caller gets of the
-    outputs. `devices`: who computed rows of it; `n_together`: rows of its largest batch.
+    outputs. `batches`: those that rows of it were computed in.
     """
 
     service: str
@@ -34,13 +44,22 @@ class Pending:
     parts: "list[Sequence[torch.Tensor] | None]" = field(default_factory=list)
     n_left: int = 0
     is_over: bool = False
-    devices: tuple[str, ...] = ()
-    n_together: int = 0
+    batches: list[ComputedBatch] = field(default_factory=list)
     answered_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.parts, self.n_left = [None] * self.rows, self.rows
         self.future.set_running_or_notify_cancel()  # who cancels one would take others' answers
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Who computed rows of it."""
+        return tuple(name for batch in self.batches for name in batch.devices)
+
+    @property
+    def n_together(self) -> int:
+        """Rows of its largest batch."""
+        return max((batch.rows for batch in self.batches), default=0)
 
     @property
     def is_late(self) -> bool:

@@ -15,6 +15,8 @@ from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
     from potluck.graph import LanguageModel, Model
     from potluck.lab.lab import Playground
     from potluck.profile.profiles import Profile
@@ -239,6 +241,7 @@ class ServingHome:
         key: str | Path | None = None,
         max_body_bytes: int = 64 * 2**20,
         watch: bool = False,
+        tracer_provider: "TracerProvider | None" = None,
     ) -> "Gateway":
         """Let programs ask this home's services over HTTP: by the Open Inference Protocol v2, as
         clients of Triton and KServe speak it.
@@ -258,6 +261,8 @@ class ServingHome:
         watch
             Whether it also serves the home's live page, to look at only: at the `watch_url` of what
             this returns, for a browser on a phone.
+        tracer_provider
+            One of OpenTelemetry: gets a span of each request, with its waiting and its batches.
 
         Raises
         ------
@@ -283,6 +288,7 @@ class ServingHome:
             key=key,
             max_body_bytes=max_body_bytes,
             page=page,
+            tracer_provider=tracer_provider,
         )
         self._gateways = (*self._gateways, opened)
         return opened
