@@ -67,6 +67,8 @@ class Serving:
         self.dispatch = Dispatch(self.entrances.compute, is_placed_anew=True)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
+        # by model, limit and the keys of the devices that there were
+        self._known_divisions: dict[tuple[str, float, frozenset[str]], DividedService] = {}
         self._wanted: dict[str, ServiceDemand] = {}
         self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, MeasuredService]] = {}
@@ -186,14 +188,19 @@ class Serving:
         return found
 
     def _divide(self, model: Any, wanted: ServiceDemand) -> DividedService:
-        """A place for what no device holds alone."""
-        profile = self._profiled(model)
-        for device in [each.name for each in profile.devices]:
-            if device not in self._members.staying:
-                profile = profile.without_device(device)
-        return divide(
-            model, profile, wanted.slo.tolerance_s, lambda plan: self._load_plan(model, plan)
-        )
+        """A place for what no device holds alone, as it was where the same devices are back."""
+        staying = self._members.staying
+        keys = frozenset(self._members[device].key for device in staying)
+        about = model.signature, wanted.slo.tolerance_s, keys
+        if about not in self._known_divisions:
+            profile = self._profiled(model)
+            for device in [each.name for each in profile.devices]:
+                if device not in staying:
+                    profile = profile.without_device(device)
+            self._known_divisions[about] = divide(
+                model, profile, wanted.slo.tolerance_s, lambda plan: self._load_plan(model, plan)
+            )
+        return self._known_divisions[about]
 
     def _measured_on(self, model: Any, device: str, limit_s: float) -> MeasuredService:
         key = (model.signature, self._members[device].key)
@@ -296,7 +303,8 @@ class Serving:
                     loaded.append(self._there(service, where, place.allocation.batch))
                 except OutOfMemory:
                     self._full[service, where] = time.monotonic() + FULL_S
-                    self._divisions.pop(service, None)
+                    if self._divisions.pop(service, None) is not None:
+                        self._known_divisions.clear()  # others have taken room since
                     return None
                 except PotluckError:
                     return None

@@ -173,10 +173,15 @@ def test_a_division_that_fails_once_is_tried_again(wide, monkeypatch):
 
 
 @pytest.mark.long
-def test_when_too_few_are_left_it_is_refused_until_a_device_can_hold_it(wide):
+def test_when_too_few_are_left_it_is_refused_until_the_same_are_back(wide, monkeypatch):
     net, model = wide
     with home_of(a=FEW, b=FEW) as home:
         service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+
+        def never(*_):
+            raise PlanError("to divide and measure it again takes many times as long.")
+
+        monkeypatch.setattr(serving, "divide", never)
         memory_of(home).kill("b")
         x = torch.randn(1, WIDTH)
         settled([service.ask(x) for _ in range(3)], net, x)
