@@ -46,6 +46,7 @@ WALL_TIME = {
     "sdk/potluck/bench/": "dates a report",
     "device_agent/potluck_agent/keys.py": "notes when a peer was paired, for people",
     "sdk/potluck/discover/keyring.py": "notes when a device was paired, for people",
+    "sdk/potluck/serve/gateway/traces.py": "spans are dated, beside those of other programs",
 }
 
 # Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write

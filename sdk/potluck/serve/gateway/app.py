@@ -7,32 +7,28 @@ metrics, as Starlette has them.
 
 import asyncio
 import hmac
-import json
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
+from potluck.serve.gateway.asked_models import answered, ports, tell_nobody
+from potluck.serve.gateway.frames import FrameStream, FramesUnderWay, events, frames_of
 from potluck.serve.gateway.middleware import SHARE, AsciiJSONResponse
-from potluck.serve.gateway.protocol import BadRequest, Infer, Port
+from potluck.serve.gateway.protocol import BadRequest
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts, with_openai_errors
 from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
 
 if TYPE_CHECKING:
-    import torch
-
     from potluck.serve.gateway.traces import Tell, Traces
-    from potluck.serve.runtime.pending_requests import Pending
     from potluck.serve.runtime.service import Service
 
 TEXT_PORTS = (
@@ -40,9 +36,7 @@ TEXT_PORTS = (
     (protocol.Port("text_output", "BYTES", (1,)),),
 )
 MAX_BODY_BYTES = 64 * 2**20
-MAX_FRAMES = 10_000  # of one stream
 BODY_S = 30.0  # that a body may take
-FEW_ROWS = 16  # asked for at once, 0.7 ms each; more of them in a thread
 SMALL_BYTES = 64 * 1024  # read at once: 3 ms; larger ones one after the other, beside the rest
 LIVE = "/v2/health/live"
 HEADER = "Inference-Header-Content-Length"
@@ -238,18 +232,18 @@ class GatewayRoutes:
         """Frames, one request of the protocol per line; answers in order, as events."""
         service = self._service(request)
         body = await self.body(request)
-        frames, tensors = await self.aside(len(body), lambda: _frames(service.model, body))
+        frames, tensors = await self.aside(len(body), lambda: frames_of(service.model, body))
         found = FramesUnderWay(service.pending_frames(tensors))
         return FrameStream(
             found,
-            _events(service, frames, found, self._tell()),
+            events(service, frames, found, self._tell()),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
 
     def _tell(self) -> "Tell":
         """Who is told of what becomes of the requests that are asked for here."""
-        return _nobody if self._traces is None else self._traces.tell()
+        return tell_nobody if self._traces is None else self._traces.tell()
 
     async def aside(self, n_bytes: int, read: "Callable[[], _Read]") -> "_Read":
         """What is read of a body; of a large one in a thread, where one after the other is read.
@@ -354,242 +348,3 @@ def _refused(error: NotServed) -> Response:
     response = _error(503, str(error), **error.facts)
     response.headers["Retry-After"] = str(max(1, round(wait_s)))
     return response
-
-
-def _frames(model: Any, body: bytes) -> tuple[list[Infer], list[tuple[Any, ...]]]:
-    """The frames of a stream, one per line, and their tensors."""
-    if body.count(b"\n") > 2 * MAX_FRAMES:
-        raise _no_frames(f"{2 * MAX_FRAMES} lines or more")
-    lines = [line for line in body.split(b"\n") if line.strip()]
-    if not 0 < len(lines) <= MAX_FRAMES:
-        raise _no_frames(str(len(lines)))
-    frames, tensors = [], []
-    for line in lines:
-        frame = protocol.read(line, None)
-        found = tensors_of(model, frame)
-        frames.append(frame)
-        tensors.append(found)
-    return frames, tensors
-
-
-def _no_frames(got: str) -> BadRequest:
-    return BadRequest(
-        f"body: 1 to {MAX_FRAMES} frames are expected, one per line; got {got}.", field="body"
-    )
-
-
-# --- models -------------------------------------------------------------------------------------
-
-
-def ports(model: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """A model's inputs and outputs; what may change its size is -1.
-
-    Parameters
-    ----------
-    model
-        What is served.
-    """
-    traced = model.traced_line().traced
-    inputs = tuple(
-        Port(name, protocol.NAMES[port.dtype], _sizes(port.shape))
-        for name, port in zip(input_names(model), traced.given, strict=True)
-    )
-    outputs = []
-    for output in traced.graph.outputs:
-        kind = traced.type_of(output.ref)
-        outputs.append(Port(output.name, protocol.NAMES[kind.dtype], _sizes(kind.shape)))
-    return inputs, tuple(outputs)
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    return tuple(size if isinstance(size, int) else -1 for size in shape)
-
-
-def input_names(model: Any) -> tuple[str, ...]:
-    """What its inputs are called: as `forward` does, or by their place."""
-    known = model.arguments.inputs
-    traced = model.traced_line().traced
-    return tuple(name or port.name for name, port in zip(known, traced.given, strict=True))
-
-
-def tensors_of(model: Any, inference: Infer) -> tuple[Any, ...]:
-    """The inputs in order, as tensors.
-
-    Parameters
-    ----------
-    model
-        What is served.
-    inference
-        The request.
-
-    Raises
-    ------
-    BadRequest
-        One is missing, or there is none of that name, or it has another type or shape.
-    """
-    import torch
-
-    expected, _ = ports(model)
-    names = [port.name for port in expected]
-    for place, name in enumerate(inference.inputs):
-        if name not in names:
-            where = f"inputs[{place}].name"
-            raise BadRequest(
-                f"{where}: no input is called {name!r}; there is {', '.join(names)}.", field=where
-            )
-    found = []
-    for port in expected:
-        if port.name not in inference.inputs:
-            raise BadRequest(f"inputs: {port.name!r} is missing.", field="inputs")
-        array = inference.inputs[port.name]
-        got = Port(port.name, protocol.NAMES[str(array.dtype)], array.shape)
-        fits = len(got.shape) == len(port.shape) and all(
-            given == size or (size == -1 and given > 0)
-            for size, given in zip(port.shape, got.shape, strict=True)
-        )
-        if got.datatype != port.datatype or not fits:
-            field = f"inputs.{port.name}.{'shape' if not fits else 'datatype'}"
-            raise BadRequest(
-                f"{field}: {port.datatype} of {[*port.shape]} is expected, got {got.datatype} of "
-                f"{[*got.shape]}.",
-                field=field,
-            )
-        if port.datatype == "BF16":
-            found.append(torch.from_numpy(array.view("int16")).view(torch.bfloat16))
-        else:
-            found.append(torch.from_numpy(array))
-    return tuple(found)
-
-
-def _nobody(pending: "Pending") -> None:
-    """Is told of it."""
-
-
-async def answered(
-    service: "Service", inference: Infer, tell: "Tell" = _nobody
-) -> Mapping[str, Any]:
-    """The outputs by name, as arrays.
-
-    Parameters
-    ----------
-    service
-        What is asked.
-    inference
-        The request.
-    tell
-        Called with what became of it.
-    """
-    tensors = tensors_of(service.model, inference)
-    request = partial(service.request, *tensors, limit_s=inference.timeout_s)
-    n_rows = max((tensor.shape[0] for tensor in tensors if tensor.ndim), default=1)
-    if n_rows <= FEW_ROWS:
-        pending = request()
-    else:
-        pending = await asyncio.get_running_loop().run_in_executor(None, request)
-    future: Future[Any] = pending.future
-    try:
-        answer = await asyncio.wrap_future(future)
-    finally:
-        tell(pending)
-    return arrays(service.model, answer)
-
-
-def arrays(model: Any, answer: Any) -> dict[str, Any]:
-    """What a module answered, by the names of its outputs.
-
-    Parameters
-    ----------
-    model
-        What is served.
-    answer
-        As the service gave it: a tensor, or tensors in the structure of the module's answer.
-    """
-    from torch.utils import _pytree as pytree
-
-    names = [output.name for output in model.traced_line().traced.graph.outputs]
-    leaves, _ = pytree.tree_flatten(answer)
-    return {name: _array(tensor) for name, tensor in zip(names, leaves, strict=True)}
-
-
-def _array(tensor: "torch.Tensor") -> Any:
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(protocol.BF16)
-    return tensor.numpy()
-
-
-class FrameStream(StreamingResponse):
-    """A stream of events, whose frames end with it: also where it has not begun, and where a thread
-    is at the next frame.
-
-    Parameters
-    ----------
-    found
-        What becomes of the frames.
-    *arguments, **more
-        As for `StreamingResponse`.
-    """
-
-    def __init__(self, found: "FramesUnderWay", *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._found = found
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI has it."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._found.end()
-
-
-class FramesUnderWay:
-    """The frames of a stream, asked for one after the other in any thread, until it is ended in any
-    other.
-
-    Parameters
-    ----------
-    pending
-        What becomes of each.
-    """
-
-    def __init__(self, pending: "Generator[Pending, None, None]") -> None:
-        self._pending, self._is_over = pending, False
-
-    def next(self) -> "Pending":
-        """The next one."""
-        found = next(self._pending)
-        if self._is_over:
-            self.end()
-        return found
-
-    def end(self) -> None:
-        """No more of them; where a thread is at one, once it has that."""
-        self._is_over = True
-        with suppress(ValueError):  # it is at it
-            self._pending.close()
-
-
-async def _events(
-    service: "Service", frames: list[Infer], found: FramesUnderWay, tell: "Tell"
-) -> AsyncIterator[bytes]:
-    """One event per frame: its answer, or that it had none in time; or an error, and the end."""
-    number, loop = 0, asyncio.get_running_loop()
-    try:
-        for number, frame in enumerate(frames):
-            # in a thread: the first one asks for all that may be under way, seconds for thousands
-            pending = await loop.run_in_executor(None, found.next)
-            try:
-                answer = await asyncio.wrap_future(pending.future)
-            except NotServed:
-                text = json.dumps({"error": "no answer in time", "frame": number})
-                yield f"id: {number}\nevent: late\ndata: {text}\n\n".encode()
-                continue
-            finally:
-                tell(pending)
-            plain = Infer(inputs={}, id=frame.id)
-            content, _ = protocol.write(service.name, plain, arrays(service.model, answer))
-            yield b"id: %d\ndata: %s\n\n" % (number, content)
-    except PotluckError as error:
-        text = json.dumps({"error": str(error), "frame": number})
-        yield f"id: {number}\nevent: error\ndata: {text}\n\n".encode()

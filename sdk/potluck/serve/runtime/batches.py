@@ -5,20 +5,39 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from potluck.serve.runtime.loaded_model import Loaded
-from potluck.serve.runtime.pending_requests import RequestRow
+from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Rows that the node has started together, on their way through one loaded model."""
+    """Rows that the node has started together, on their way through one loaded model. `begun_s`,
+    `called_s`: when it had its turn there, and when the latest of its calls was made.
+    """
 
     pool: PoolKey
     replica: int
     loaded: Loaded
     calls: deque[list[RequestRow]]
     begun_s: float = 0.0
+    called_s: float = 0.0
     rows: list[RequestRow] = field(default_factory=list)
+
+    def computed(
+        self, devices: tuple[str, ...], rows: Collection[RequestRow], now_s: float
+    ) -> ComputedBatch:
+        """The latest call, which these devices have answered now.
+
+        Parameters
+        ----------
+        devices
+            Who computed.
+        rows
+            Of the call.
+        now_s
+            The time.
+        """
+        return ComputedBatch(self.called_s, now_s, devices, len(rows))
 
 
 @dataclass(slots=True, eq=False)

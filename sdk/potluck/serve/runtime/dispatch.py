@@ -407,7 +407,7 @@ class Dispatch:
             rows = [row for row in batch.calls.popleft() if not row.pending.is_over]
             if not rows:
                 continue
-            begun_s = self.clock()
+            batch.called_s = self.clock()
             try:
                 in_flight = self._compute(
                     batch.pool[0], batch.loaded, joined(rows), len(rows), self._left_s(rows)
@@ -415,14 +415,12 @@ class Dispatch:
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
-            in_flight.on_done(partial(self._came, batch, rows, in_flight, begun_s))
+            in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
         self._ended(batch)
         self._handle(BatchDone(batch.pool, batch.replica))
 
-    def _came(
-        self, batch: Batch, rows: list[RequestRow], in_flight: Computing, begun_s: float, _: object
-    ) -> None:
+    def _came(self, batch: Batch, rows: list[RequestRow], in_flight: Computing, _: object) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
             try:
@@ -443,10 +441,7 @@ class Dispatch:
                 self._lost(batch, rows, error)
                 return
             else:
-                computed = ComputedBatch(
-                    begun_s=begun_s, ended_s=self.clock(), devices=in_flight.devices, rows=len(rows)
-                )
-                self._answered(rows, outputs, computed)
+                self._answered(rows, outputs, batch.computed(in_flight.devices, rows, self.clock()))
             self._call(batch)
 
     def _answered(
@@ -459,9 +454,7 @@ class Dispatch:
             if pending.is_over:
                 continue
             self._rows.pop(pending.numbers[row.index])  # what is lost later is not asked again
-            if computed not in pending.batches[-1:]:
-                pending.batches.append(computed)
-            if pending.put(row.index, part):
+            if pending.put(row.index, part, computed):
                 self._over(pending, None)
                 counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ComputedBatch:
     """Rows that `devices` computed together, from when to when by the clock of who asked."""
 
@@ -66,8 +66,20 @@ class Pending:
         """Whether its answer came after its limit."""
         return self.answered_s - self.arrived_s > self.limit_s
 
-    def put(self, index: int, outputs: "Sequence[torch.Tensor]") -> bool:
-        """One row is answered; whether all are now."""
+    def put(self, index: int, outputs: "Sequence[torch.Tensor]", computed: ComputedBatch) -> bool:
+        """One row is answered; whether all are now.
+
+        Parameters
+        ----------
+        index
+            Of the row.
+        outputs
+            Of the row, each [1, ...].
+        computed
+            With which batch.
+        """
+        if computed not in self.batches[-1:]:
+            self.batches.append(computed)
         self.parts[index] = outputs
         self.n_left -= 1
         return not self.n_left
