@@ -17,6 +17,7 @@ from potluck.records import Network
 FILE = "network.toml"
 SCHEMA = 1
 MOST_BYTES = 2**20
+MOST = 1e18  # of any figure: sums over a path stay finite
 RATES = ("up_bytes_per_s", "down_bytes_per_s", "latency_s")
 HEAD = """\
 # How the devices of this home are connected. Profiles write it while is_declared is false. To
@@ -280,9 +281,12 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(where, expected, value)
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise self._wrong(where, expected, value) from None
+        if number > MOST:
+            raise self._wrong(where, f"{expected}, at most {MOST:g}", value)
+        return number
 
     def _take(
         self, table: dict[str, Any], where: str, field: str, kind: type, expected: str

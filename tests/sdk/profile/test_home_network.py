@@ -176,6 +176,10 @@ HEAD = "schema = 1\nis_declared = true\n[[media]]\nname = 'a'\nkind = 'switch'\n
         (HEAD + f"up_bytes_per_s = {'9' * 400}", r"below 2\*\*63, got an integer of 1329 bits"),
         (HEAD + "up_bytes_per_s = {value = 1, unit = 'B'}", r"up_bytes_per_s\.unit: expected no"),
         (HEAD + "up_bytes_per_s = {}", r"up_bytes_per_s: expected a number .*, got nothing"),
+        (
+            HEAD + "latency_s = 1e308",
+            r"latency_s: expected a number .*, at most 1e\+18, got '1e\+308'",
+        ),
         (HEAD + "latency_s = {value = 1, source = 3}", r"latency_s\.source: expected text"),
         (HEAD + "stations = {b = 1}", r"media\[0\]: medium 'a': stations"),
         (HEAD + "[[media]]\nname = 'a'\nkind = 'switch'\ndevices = ['b']", "media: two media"),
