@@ -16,8 +16,8 @@ WALL = {
 }
 
 
-# the owner's quiet hours are hours of the day
-OF_THE_DAY = "potluck_agent/meters/conditions.py"
+# the owner's quiet hours are hours of the day, and spans are dated beside those of other programs
+OF_THE_DAY = ("potluck_agent/meters/conditions.py", "potluck/serve/gateway/traces.py")
 
 
 def test_f10_no_wall_clock_is_read_anywhere():

@@ -7,13 +7,13 @@ import pytest
 from potluck.display import serving_views
 from potluck.display.scene import Dot, Line
 from potluck.errors import NotServed
-from potluck.serve.runtime.pending_requests import Pending
+from potluck.serve.runtime.pending_requests import ComputedBatch, Pending
 
 
 def ended(at_s, took_s, *devices, limit_s=1.0, refused=False):
     pending = Pending("birds", [], 1, at_s, limit_s, list)
     pending.is_over = True
-    pending.devices = devices
+    pending.batches = [ComputedBatch(at_s, at_s + took_s, (name,), 1) for name in devices]
     pending.answered_s = at_s + took_s
     pending.future = Future()
     if refused:
