@@ -137,7 +137,7 @@ def _waits(
         for pair in pairs
         for wait_s in bench.waits_at_work_s(*pair, names, model, index, train, rows)
     ]
-    return median(busy_s), median(busy_s) / median(idle_s)
+    return median(busy_s), median(busy_s) / max(median(idle_s), 1e-9)
 
 
 def _heaviest_s(cost: LayerCost) -> float:
