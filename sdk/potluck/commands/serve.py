@@ -69,7 +69,11 @@ def _serve(args: argparse.Namespace) -> int:
     models = {name: _model(path) for name, path in map(_named, args.model)}
     if not models:
         raise UserError("there is nothing to serve.", next_step="--model birds=birds.onnx")
-    traces = _exporting() if args.traces else None
+    traces: TracerProvider | None = None
+    if args.traces:
+        from potluck.serve.gateway.traces import exporting
+
+        traces = exporting()
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
@@ -91,12 +95,6 @@ def _serve(args: argparse.Namespace) -> int:
     if traces is not None:
         traces.shutdown()
     return 0
-
-
-def _exporting() -> "TracerProvider":
-    from potluck.serve.gateway.traces import exporting
-
-    return exporting()
 
 
 def _place(text: str) -> tuple[str, int]:

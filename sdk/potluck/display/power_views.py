@@ -63,6 +63,9 @@ def chart(history: History) -> Scene:
     for device, curve in curves.items():
         line = tuple((x(seconds), y(watts)) for seconds, watts in curve)
         items.append(Line(points=line, stroke=colours[device], width=2.0))
-    titles = {device: marked(device, history[device][-1].source) for device, each in curves.items()}
-    items += legend([(colour, titles[device]) for device, colour in colours.items()], LEFT, 46)
+    named = [
+        (colours[device], marked(device, kept[-1].source) if kept else device)
+        for device, kept in history.items()
+    ]
+    items += legend(named, LEFT, 46)
     return Scene(width=WIDTH, height=HEIGHT, title="Power", items=tuple(items))

@@ -49,6 +49,12 @@ def test_joules_so_far_and_curves_of_readings_say_it():
     assert "a assumed" in words_of(power_views.chart(history))
 
 
+def test_a_device_that_has_told_nothing_yet_has_its_name_alone():
+    assert any(
+        getattr(item, "text", "") == "phone" for item in power_views.chart({"phone": ()}).items
+    )
+
+
 def test_a_mixture_of_plans_is_as_sure_as_the_worst_of_them():
     slow = replace(example.PLAN, latency_s=2.0, energy_j=2.0, energy_source="measured")
     fast = replace(example.PLAN, latency_s=1.0, energy_j=4.0, energy_source="assumed")

@@ -27,6 +27,7 @@ LOOK_S = 1.0  # between looks whether the client is still there
 DEFAULT_TOKENS = 128
 MAX_TOKEN = 256  # characters that a token of a prompt may stand for; the longest known have 128
 MAX_STOPS, MAX_STOP = 16, 256  # of one text; characters of one, as all are looked for at each token
+SERVER_ERROR = "server_error"  # as OpenAI calls what is not the client's fault
 Texts = Callable[[], "Mapping[str, TextService]"]
 Body = Callable[[Request], Awaitable[bytes]]
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -214,9 +215,8 @@ def with_openai_errors(endpoint: Endpoint) -> Endpoint:
         if response.status_code < 400:
             return response
         told = json.loads(bytes(response.body))
-        kind = "server_error" if response.status_code >= 500 else "invalid_request_error"
-        error = {"message": told["error"], "type": kind, "param": told.get("field")}
-        told["error"] = error | {"code": told.get("reason")}
+        kind = SERVER_ERROR if response.status_code >= 500 else "invalid_request_error"
+        told["error"] = _openai_error(told["error"], kind, told.get("field"), told.get("reason"))
         again = AsciiJSONResponse(told, status_code=response.status_code)
         if wait_s := response.headers.get("retry-after"):
             again.headers["Retry-After"] = wait_s
@@ -398,8 +398,10 @@ class _TextStream(StreamingResponse):
             self._asked.generation.cancel()
 
 
-def _openai_error(text: str) -> dict[str, Any]:
-    return {"message": text, "type": "server_error", "param": None, "code": None}
+def _openai_error(
+    text: str, kind: str = SERVER_ERROR, field: str | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"message": text, "type": kind, "param": field, "code": reason}
 
 
 async def _with_error(
