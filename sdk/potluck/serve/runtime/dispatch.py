@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ class Dispatch:
         self._streams: dict[int, float] = {}
         self._is_placed_anew, self._is_placing = is_placed_anew, False
         self._homeless = dict[str, list[Request]]()  # wait for a device that has their service
-        self._n_ids = 0
+        self._numbers = count(1)
         self._depth = 0
         self._is_going_on = False
         self._events: deque[Event] = deque()
@@ -182,8 +182,9 @@ class Dispatch:
                 return pending
             for index in range(rows):
                 if pending.is_over:
+                    self._handle(Tick())  # for the rows before, that others need not follow
                     break
-                number = self._number()
+                number = next(self._numbers)
                 self._rows[number] = RequestRow(pending, index)
                 pending.numbers.append(number)
                 request = Request(
@@ -195,7 +196,7 @@ class Dispatch:
                     stream=stream,
                     frame=frame,
                 )
-                self._handle(RequestArrived(request))
+                self._handle(RequestArrived(request, is_followed=index + 1 < rows))
         return pending
 
     def open(self, name: str, fps: float) -> tuple[int, float]:
@@ -210,7 +211,7 @@ class Dispatch:
         """
         now_s = self.clock()
         with self._turn():
-            number = self._number()
+            number = next(self._numbers)
             if (record := self.records.get(name)) is not None:
                 limit_s = now_s + record.slo.tolerance_s
                 self._handle(RequestArrived(Request(number, name, now_s, limit_s, fps=fps)))
@@ -304,10 +305,6 @@ class Dispatch:
                     self._carry_out(action)
         finally:
             self._is_going_on = False
-
-    def _number(self) -> int:
-        self._n_ids += 1
-        return self._n_ids
 
     def _give(self, give: Callable[[], None]) -> None:
         self._settled.append(give)

@@ -19,9 +19,12 @@ ROUNDED_S = 1e-9  # a moment that two sums of seconds may differ by
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued:
-    """A request that is to be computed here."""
+    """A request that is to be computed here. Others of the same caller may come in the same moment:
+    where it `is_followed`, only a full batch starts before they are there.
+    """
 
     request: Request
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +175,12 @@ class Batcher:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case RequestQueued(request):
+            case RequestQueued(request, is_followed):
                 if len(self._queue) >= self.max_queue:
                     return [GiveBack(request, QUEUE_FULL)]
                 self._push(request)
+                if is_followed and len(self._queue) < self.largest:
+                    return []
             case ReplicaFree(replica):
                 self._running[replica] = False
                 self._until_s[replica] = 0.0
@@ -212,23 +217,28 @@ class Batcher:
 
     def _start(self, now_s: float, actions: list[Action]) -> None:
         """Start batches while there are requests and idle replicas."""
-        while self._queue and (replica := self._idle()) is not None:
+        while self._queue and (idle := self._idle()):
             start_s = self._latest_start_s(now_s)
             if start_s > now_s + ROUNDED_S:
                 actions.append(WakeQueueAt(start_s))
                 return
-            batch = self._batch(now_s, actions)
+            batch = self._batch(now_s, self._share(len(idle)), actions)
             if batch:
-                work = max(request.work for request in batch)
+                work, replica = max(request.work for request in batch), idle[0]
                 seconds = self.batch_s[len(batch)] * work
                 self._running[replica], self._until_s[replica] = True, now_s + seconds
                 actions.append(StartBatch(replica, tuple(batch), seconds))
 
-    def _idle(self) -> int | None:
-        for replica in range(self.n_replicas):
-            if not self._running[replica]:
-                return replica
-        return None
+    def _idle(self) -> list[int]:
+        return [replica for replica in range(self.n_replicas) if not self._running[replica]]
+
+    def _share(self, n_idle: int) -> int:
+        """Of a batch that starts now, the most: what waits, or its part of it where idle replicas
+        that share it are done sooner.
+        """
+        whole = min(self.largest, len(self._queue))
+        part = min(self.largest, -(-len(self._queue) // n_idle))
+        return part if self.batch_s[part] < self.batch_s[whole] else whole
 
     def _latest_start_s(self, now_s: float) -> float:
         """Until when the next batch may wait for more requests."""
@@ -240,10 +250,10 @@ class Batcher:
         slack_s = most_urgent_s - self.batch_s[n_queued] - arrived_s
         return arrived_s + self.wait_frac * slack_s
 
-    def _batch(self, now_s: float, actions: list[Action]) -> list[Request]:
+    def _batch(self, now_s: float, most: int, actions: list[Action]) -> list[Request]:
         """The most urgent requests that can still be met; the others are given back."""
         batch: list[Request] = []
-        while self._queue and len(batch) < self.largest:
+        while self._queue and len(batch) < most:
             request = self._pop()
             if request.deadline_s < now_s:
                 actions.append(GiveBack(request, TIMED_OUT))

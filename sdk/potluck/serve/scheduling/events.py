@@ -12,9 +12,12 @@ from potluck_wire.request_handler import ServeRefusal
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server."""
+    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server. It
+    `is_followed` by other rows of the same caller, which are best computed with it.
+    """
 
     request: Request
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

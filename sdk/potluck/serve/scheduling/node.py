@@ -200,8 +200,8 @@ class ServerNode:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case RequestArrived(request):
-                self._arrived(request.through(self.name), now_s, actions)
+            case RequestArrived(request, is_followed):
+                self._arrived(request.through(self.name), now_s, actions, is_followed=is_followed)
             case BatchDone(pool, replica):
                 self._ended(pool, replica, now_s, actions, failed=False)
             case BatchFailed(pool, replica):
@@ -221,15 +221,19 @@ class ServerNode:
                     self._queue(held, batching.QueueTick(), now_s, actions)
         return actions
 
-    def _arrived(self, request: Request, now_s: float, actions: list[Action]) -> None:
+    def _arrived(
+        self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool
+    ) -> None:
         if request.service not in self.services:
             actions.append(RefuseRequest(request, ServeRefusal.UNKNOWN_SERVICE))
         elif request.stream is not None:
             self._frame(request, now_s, actions)
         else:
-            self._decide(request, now_s, actions)
+            self._decide(request, now_s, actions, is_followed=is_followed)
 
-    def _decide(self, request: Request, now_s: float, actions: list[Action]) -> None:
+    def _decide(
+        self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool = False
+    ) -> None:
         service = request.service
         decision = request_handler.decide(
             request,
@@ -245,7 +249,8 @@ class ServerNode:
                 self._open(request, way, fps, actions)
             case Serve(way, _):
                 held = self._best(service, way, request, now_s)
-                self._queue(held, batching.RequestQueued(request), now_s, actions)
+                event = batching.RequestQueued(request, is_followed)
+                self._queue(held, event, now_s, actions)
             case Offload(server, fps):
                 self._hand_on(request, server, fps, now_s, actions)
             case Refuse(reason):

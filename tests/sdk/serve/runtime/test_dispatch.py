@@ -159,6 +159,28 @@ def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(se
     assert stats.n_answered + stats.n_refused + stats.n_failed == stats.n_asked == len(asked)
 
 
+def test_the_rows_of_a_request_are_computed_together():
+    home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
+    pending, expected = home.ask(*map(float, range(7)))
+    assert [len(call.rows) for call in home.calls] == [7]
+    home.go_on()
+    assert torch.equal(outcome(pending), expected)
+
+
+def test_rows_before_one_that_is_refused_keep_nobody_waiting():
+    home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
+    home.ask(1.0)
+    home.ask(*[2.0] * (QUEUE - 1))
+    refused_one, _ = home.ask(3.0, 4.0)  # its second row finds the queue full
+    pending, expected = home.ask(5.0)
+    home.go_on()
+    assert isinstance(outcome(refused_one), NotServed)
+    assert isinstance(outcome(pending), NotServed) or torch.equal(outcome(pending), expected)
+    again, expected = home.ask(6.0, 7.0)
+    home.go_on()
+    assert torch.equal(outcome(again), expected)
+
+
 @pytest.mark.parametrize("reason", ["busy", "peer-lost", "not-granted", "worker-crashed"])
 def test_what_one_device_refuses_another_answers_of_whatever_kind(reason):
     """A batch that a fast device refuses may be larger than what a slow one takes at once."""

@@ -48,6 +48,38 @@ def test_what_comes_meanwhile_goes_together():
     assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(0, [2, 3])]
 
 
+def test_rows_of_one_caller_go_together():
+    queue = Batcher(BATCH_S)
+    for number in (1, 2):
+        assert queue.handle(RequestQueued(request(number), is_followed=True), 0.0) == []
+    assert numbers(queue.handle(RequestQueued(request(3)), 0.0)) == [(0, [1, 2, 3])]
+
+
+def test_a_full_batch_starts_before_all_rows_of_its_caller_are_there():
+    queue = Batcher(BATCH_S)
+    for number in range(3):
+        queue.handle(RequestQueued(request(number), is_followed=True), 0.0)
+    full = queue.handle(RequestQueued(request(3), is_followed=True), 0.0)
+    assert numbers(full) == [(0, [0, 1, 2, 3])]
+
+
+def test_rows_whose_caller_sends_no_more_start_with_whatever_comes_next():
+    queue = Batcher(BATCH_S)
+    queue.handle(RequestQueued(request(1), is_followed=True), 0.0)
+    assert numbers(queue.handle(QueueTick(), 0.0)) == [(0, [1])]
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "started"),
+    [(BATCH_S, [(0, [0, 1]), (1, [2, 3])]), ((0.0, 0.1, 0.2, 0.2, 0.2), [(0, [0, 1, 2, 3])])],
+)
+def test_idle_replicas_share_what_is_done_sooner_so(batch_s, started):
+    queue = Batcher(batch_s, 2)
+    for number in range(3):
+        queue.handle(RequestQueued(request(number), is_followed=True), 0.0)
+    assert numbers(queue.handle(RequestQueued(request(3)), 0.0)) == started
+
+
 def test_waits_for_a_full_batch_as_long_as_the_limit_allows():
     queue = Batcher(BATCH_S, wait_frac=1.0)
     # alone it must start at 1.0 - 0.1; with a second one at 1.0 - 0.15
