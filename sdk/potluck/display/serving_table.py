@@ -49,7 +49,7 @@ def serving_table(now: Metrics, before: Metrics, seconds: float) -> Any:
         refused = sum(n for key, n in row.items() if key.startswith("refused_total:"))
         table.add_row(
             Text(name),  # not as rich's own marks
-            Text(", ".join(key.partition(":")[2] for key in row if key.startswith("rows_total:"))),
+            Text(_devices(row)),
             f"{rate:.1f}",
             f"{row.get('late_total', 0.0):.0f}",
             f"{refused:.0f}",
@@ -58,3 +58,11 @@ def serving_table(now: Metrics, before: Metrics, seconds: float) -> Any:
             f"{1000 * mean_s:.1f} ms",
         )
     return table
+
+
+def _devices(row: Mapping[str, float]) -> str:
+    """Those that have it now, with the rows that each takes at once."""
+    devices = {
+        key.partition(":")[2]: rows for key, rows in row.items() if key.startswith("batch_rows:")
+    }
+    return ", ".join(f"{name} ({rows:.0f})" for name, rows in devices.items()) or "none"

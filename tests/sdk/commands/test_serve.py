@@ -106,18 +106,20 @@ def test_wrong_usage_is_one_line(options, text, capsys):
     assert text in capsys.readouterr().err
 
 
-def test_the_table_shows_rates_and_refusals():
+def test_the_table_shows_who_has_it_now_and_rates_and_refusals():
     page = (
         'potluck_answers_total{service="birds"} %d\n'
         'potluck_refused_total{service="birds",reason="queue full"} 3\n'
         'potluck_refused_total{service="birds",reason="timed out"} 4\n'
         'potluck_rows_total{service="birds",device="nas"} 9\n'
+        'potluck_rows_total{service="birds",device="gone"} 9\n'
+        'potluck_batch_rows{service="birds",device="nas"} 8\n'
         'potluck_latency_seconds_sum{service="birds"} 1.5\n'
         "nonsense\n"
     )
     table = serving_table(read_metrics(page % 30), read_metrics(page % 10), 2.0)
     row = [next(iter(column.cells)) for column in table.columns]
-    assert [*map(str, row)] == ["birds", "nas", "10.0", "0", "7", "0", "0", "50.0 ms"]
+    assert [*map(str, row)] == ["birds", "nas (8)", "10.0", "0", "7", "0", "0", "50.0 ms"]
 
 
 def top_of(answer, capsys):
@@ -157,7 +159,7 @@ def test_what_is_no_answer_is_told_in_one_line(answer, capsys):
     [
         (r'potluck_answers_total{service="[/]"} 5', "[/]"),
         (r'potluck_answers_total{service="[b]x[/b]"} 5', "[b]x[/b]"),
-        (r'potluck_rows_total{service="a",device="[/]"} 5', "[/]"),
+        (r'potluck_batch_rows{service="a",device="[/]"} 5', "[/]"),
         (r'potluck_answers_total{service="a\"b\\c"} 5', 'a"b\\c'),
         ('potluck_answers_total{service="\x1b[2Ja"} 5', "a"),
         ('potluck_answers_total{service="a"} e-+.', "services"),

@@ -195,12 +195,12 @@ class GatewayRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        services = self._services()
-        page = metrics.text(
-            {name: each.stats for name, each in services.items()},
-            {name: each.devices for name, each in services.items()},
-        )
-        page += metrics.texts({name: each.stats for name, each in self._texts().items()})
+        services, texts = self._services(), self._texts()
+        devices = {name: each.devices for name, each in services.items()}
+        writing = {n: dict.fromkeys(each.devices, each.model.rows) for n, each in texts.items()}
+        stats = {name: each.stats for name, each in services.items()}
+        page = metrics.text(stats, {**devices, **writing})
+        page += metrics.texts({name: each.stats for name, each in texts.items()})
         return Response(page, media_type=metrics.TYPE)
 
     def _service(self, request: Request) -> "Service":

@@ -7,7 +7,7 @@ from potluck.serve.stats import BUCKETS_S, ServiceStats, TextStats
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[str]]) -> str:
+def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Mapping[str, int]]) -> str:
     """The page.
 
     Parameters
@@ -15,7 +15,8 @@ def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[st
     services
         What each has done.
     devices
-        Those that have each service now.
+        Those that have each service now, those that write among them; each with the rows that it
+        takes at once.
     """
     lines = [
         *_metric("requests_total", "counter", "Requests that came", services, _requests),
@@ -28,7 +29,11 @@ def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[st
         *_metric("rows_total", "counter", "Rows that each device computed", services, _rows),
     ]
     lines += _head("devices", "gauge", "Devices that have it")
-    lines += [_line("devices", {"service": n}, len([*d])) for n, d in devices.items()]
+    lines += [_line("devices", {"service": n}, len(d)) for n, d in devices.items()]
+    lines += _head("batch_rows", "gauge", "Rows at once on each device that has it")
+    for name, at_once in devices.items():
+        for device, rows in at_once.items():
+            lines.append(_line("batch_rows", {"service": name, "device": device}, rows))
     lines += _head("latency_seconds", "histogram", "Seconds from request to answer")
     for name, stats in services.items():
         lines += _histogram(name, stats)

@@ -124,6 +124,7 @@ def record(
             times=_slowest([each.degrees(most_degree) for each in rows]),
             n_processors=max(each.n_devices for each in rows),
             across=any(each.n_devices > 1 for each in rows),
+            beyond_s=max(each.beyond_s for each in rows),
         )
         for kind, rows in by_kind.items()
     )

@@ -338,7 +338,8 @@ def _impossible(
 ) -> Infeasible:
     """Says what is needed and what is there, and the best that this kind could do."""
     limit_s = service.slo.tolerance_s
-    best_s = min((variant.times[1].at(1) for variant in variants), default=float("inf"))
+    batch_s = min((variant.times[1].at(1) for variant in variants), default=inf)
+    best_s = min((variant.times[1].at(1) + variant.beyond_s for variant in variants), default=inf)
     needed = min((variant.memory_bytes + variant.item_bytes for variant in variants), default=0)
     if not variants:
         text = f"service {service.name} was not profiled on {processor.kind}."
@@ -351,10 +352,11 @@ def _impossible(
         step = "Split it over more processors."
     else:
         text = (
-            f"service {service.name} takes {best_s:.4g} s on {processor.kind} at best, "
+            f"service {service.name} takes {batch_s:.4g} s on {processor.kind} at best, "
             f"its limit is {limit_s:.4g} s."
         )
-        step = f"Allow {_rounded_up(best_s)} s, or split it over more processors."
+        held = ", which nearly all answers hold there" if best_s > batch_s else ""
+        step = f"Allow {_rounded_up(best_s)} s{held}, or split it over more processors."
     return Infeasible(
         text,
         next_step=step,

@@ -167,6 +167,8 @@ class Variant:
     `times`: by replication degree, the seconds of a batch while so many replicas run side by side
     on the same processors. `memory_bytes`: of one replica on each of its processors, and
     `item_bytes` more per item of a batch. `across`: its processors may be those of several servers.
+    `beyond_s`: what an answer may take beyond its batch where nothing else is asked: its way there
+    and back, and chance.
     A split is made by the planners of this project, see `allocate.variant_of_plans`.
     """
 
@@ -176,10 +178,12 @@ class Variant:
     item_bytes: int = 0
     n_processors: int = 1
     across: bool = False
+    beyond_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_number(f"variant for {self.kind}: memory_bytes", self.memory_bytes, zero=True)
         check_number(f"variant for {self.kind}: item_bytes", self.item_bytes, zero=True)
+        check_number(f"variant for {self.kind}: beyond_s", self.beyond_s, zero=True)
         check_count(f"variant for {self.kind}: n_processors", self.n_processors)
         if 1 not in self.times:
             raise UserError(

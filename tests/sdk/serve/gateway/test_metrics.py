@@ -19,7 +19,7 @@ def test_counts_are_exact(n):
         total_s=n / 3,
         buckets=(n,) * len(BUCKETS_S),
     )
-    page = metrics.text({"birds": stats}, {"birds": ["laptop"]})
+    page = metrics.text({"birds": stats}, {"birds": {"laptop": 8}, "letters": {}})
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in parser.text_string_to_metric_families(page)
@@ -29,6 +29,8 @@ def test_counts_are_exact(n):
     assert found["potluck_requests_total", birds] == n
     assert found["potluck_refused_total", ("reason", "timed out"), birds] == n
     assert found["potluck_rows_total", ("device", "laptop"), birds] == n
+    assert found["potluck_batch_rows", ("device", "laptop"), birds] == 8
+    assert found["potluck_devices", ("service", "letters")] == 0
     assert found["potluck_latency_seconds_sum", birds] == n / 3
     assert found["potluck_latency_seconds_bucket", ("le", "0.005"), birds] == n
     assert found["potluck_latency_seconds_bucket", ("le", "+Inf"), birds] == n

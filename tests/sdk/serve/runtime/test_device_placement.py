@@ -2,6 +2,7 @@
 
 import pytest
 
+from potluck.errors import Infeasible
 from potluck.serve.runtime.device_placement import ServiceDemand, place_all, place_divided
 from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling.records import BatchTimes, Latency
@@ -54,3 +55,12 @@ def test_a_device_with_less_memory_keeps_a_service_from_no_other():
     memory = {"one": 5 * MIB, "two": 25 * MIB}
     ((_, place),) = place_all(wanted, {"a": dict.fromkeys(memory, measured())}, memory).items()
     assert set(place.n_replicas) == {"two"}
+
+
+def test_the_best_possible_limit_has_time_for_the_way_and_the_entrance():
+    times, memory = measured(seconds=0.1), {"one": 25 * MIB}
+    tight = ServiceDemand(name="a", slo=Latency(0.01))
+    with pytest.raises(Infeasible, match=r"Allow \S+ s, which nearly all answers hold") as caught:
+        place_all([tight], {"a": {"one": times}}, memory)
+    assert caught.value.facts["best_s"] == pytest.approx(0.1 + times.beyond_s)
+    assert times.beyond_s > 0

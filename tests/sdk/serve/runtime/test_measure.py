@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from potluck.serve.runtime.measure import measure, padded_times
+from potluck.serve.runtime.measure import ENTRANCE_S, measure, padded_times
 
 torch = pytest.importorskip("torch")
 
@@ -74,3 +74,19 @@ def test_a_batch_between_two_sizes_takes_as_long_as_the_larger_one():
     times = padded_times((1, 2, 4, 8), (1.0, 2.0, 3.0, 5.0))
     assert [times.at(n) for n in range(1, 9)] == [1.0, 2.0, 3.0, 3.0, 5.0, 5.0, 5.0, 5.0]
     assert padded_times((1,), (1.0,)).items == (1,)
+
+
+class UnevenDevice(Device):
+    """Every third batch of it takes twice as long."""
+
+    def ask(self, inputs, rows):
+        asked = super().ask(inputs, rows)
+        self.now_s += self.fixed_s if len(self.sizes) % 3 == 0 else 0.0
+        return asked
+
+
+def test_an_answer_is_expected_by_the_slowest_of_them_and_its_way(model):
+    found = measured(UnevenDevice(0.01, 0.0), model, limit_s=1e-3)
+    assert found.alone.at(1) == pytest.approx(0.01)
+    assert found.slowest_s == pytest.approx(0.02)
+    assert found.alone.at(1) + found.beyond_s >= 0.02 + ENTRANCE_S
