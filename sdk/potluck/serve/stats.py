@@ -17,8 +17,9 @@ class ServiceStats:
     """Of one service, since it began.
 
     `n_late`: answered, but after the limit. `refused`: by reason. `by_device`: rows that each
-    computed. `latency_s`: of the latest answers, the shortest first. `mean_batch`: rows computed
-    together.
+    computed. `latency_s`: of the latest answers, the shortest first. `n_rows` were computed in
+    `n_batches`, `mean_batch` of them together. `queue_s`: the part of `total_s`, that all answers
+    took, before their first batch.
     """
 
     n_asked: int = 0
@@ -31,8 +32,15 @@ class ServiceStats:
     by_device: Mapping[str, int]
     latency_s: tuple[float, ...] = ()
     total_s: float = 0.0
+    queue_s: float = 0.0
     buckets: tuple[int, ...] = ()
-    mean_batch: float = 0.0
+    n_rows: int = 0
+    n_batches: int = 0
+
+    @property
+    def mean_batch(self) -> float:
+        """Rows that were computed together, in the mean."""
+        return self.n_rows / self.n_batches if self.n_batches else 0.0
 
     @property
     def n_refused(self) -> int:
@@ -76,15 +84,26 @@ class Counts:
         self.refused: Counter[str] = Counter()
         self.by_device: Counter[str] = Counter()
         self.n_batches = self.n_rows = 0
-        self.total_s = 0.0
+        self.total_s = self.queue_s = 0.0
         self.buckets = [0] * len(BUCKETS_S)
         self._latest_s: deque[float] = deque(maxlen=LATEST)
 
-    def answered(self, seconds: float, *, late: bool) -> None:
-        """One request was answered."""
+    def answered(self, seconds: float, queue_s: float, *, late: bool) -> None:
+        """One request was answered.
+
+        Parameters
+        ----------
+        seconds
+            That it took.
+        queue_s
+            Of them, those before its first batch.
+        late
+            Whether its limit was over.
+        """
         self.n_answered += 1
         self.n_late += late
         self.total_s += seconds
+        self.queue_s += queue_s
         self._latest_s.append(seconds)
         for place, bound_s in enumerate(BUCKETS_S):
             self.buckets[place] += seconds <= bound_s
@@ -111,7 +130,9 @@ class Counts:
             latency_s=tuple(sorted(self._latest_s)),
             total_s=self.total_s,
             buckets=tuple(self.buckets),
-            mean_batch=self.n_rows / self.n_batches if self.n_batches else 0.0,
+            queue_s=self.queue_s,
+            n_rows=self.n_rows,
+            n_batches=self.n_batches,
         )
 
 

@@ -2,7 +2,8 @@
 metrics, as Starlette has them.
 
 `/v2`, `/v2/health/live`, `/v2/health/ready`, `/v2/models/NAME`, `.../ready`, `.../infer`,
-`.../stream` (frames in a body of lines, answers as server-sent events), `/metrics`.
+`.../stream` (frames in a body of lines, answers as server-sent events), `/metrics`; and of Triton's
+`.../config`, `.../stats`, `/v2/models/stats` and `/v2/repository/index`.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
-from potluck.serve.gateway import metrics, protocol
+from potluck.serve.gateway import metrics, protocol, triton
 from potluck.serve.gateway.asked_models import answered, ports, tell_nobody
 from potluck.serve.gateway.frames import FrameStream, FramesUnderWay, events, frames_of
 from potluck.serve.gateway.middleware import SHARE, AsciiJSONResponse
-from potluck.serve.gateway.protocol import BadRequest
+from potluck.serve.gateway.protocol import BadRequest, Port
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts, with_openai_errors
 from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
@@ -30,17 +31,16 @@ from potluck_wire import __version__
 if TYPE_CHECKING:
     from potluck.serve.gateway.traces import Tell, Traces
     from potluck.serve.runtime.service import Service
+    from potluck.serve.runtime.text_service import TextService
 
-TEXT_PORTS = (
-    (protocol.Port("text_input", "BYTES", (1,)),),
-    (protocol.Port("text_output", "BYTES", (1,)),),
-)
+TEXT_PORTS = ((Port("text_input", "BYTES", (1,)),), (Port("text_output", "BYTES", (1,)),))
 MAX_BODY_BYTES = 64 * 2**20
 BODY_S = 30.0  # that a body may take
 SMALL_BYTES = 64 * 1024  # read at once: 3 ms; larger ones one after the other, beside the rest
 LIVE = "/v2/health/live"
+STATS = "stats"
 HEADER = "Inference-Header-Content-Length"
-EXTENSIONS = ["binary_tensor_data"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 Services = Callable[[], "Mapping[str, Service]"]
 
 
@@ -76,15 +76,19 @@ def application(
         ("/v2", entrance.server, "GET"),
         (LIVE, entrance.live, "GET"),
         ("/v2/health/ready", entrance.ready, "GET"),
-        (one, entrance.about, "GET"),
-        (f"{one}/ready", entrance.model_ready, "GET"),
-        (f"{one}/infer", entrance.infer, "POST"),
+        ("/v2/repository/index", entrance.index, "POST"),
+        ("/v2/models/stats", entrance.all_statistics, "GET"),
         (f"{one}/stream", entrance.stream, "POST"),
-        (f"{one}/versions/1", entrance.about, "GET"),
-        (f"{one}/versions/1/ready", entrance.model_ready, "GET"),
-        (f"{one}/versions/1/infer", entrance.infer, "POST"),
         ("/metrics", entrance.metrics, "GET"),
     ]
+    for at in (one, f"{one}/versions/1"):
+        routes += [
+            (at, entrance.about, "GET"),
+            (f"{at}/ready", entrance.model_ready, "GET"),
+            (f"{at}/config", entrance.config, "GET"),
+            (f"{at}/stats", entrance.statistics, "GET"),
+            (f"{at}/infer", entrance.infer, "POST"),
+        ]
     routes += TextRoutes(texts, entrance.body, entrance.aside).routes
     own = []
     for path, does, how in routes:
@@ -173,18 +177,49 @@ class GatewayRoutes:
 
     async def about(self, request: Request) -> Response:
         """A model's inputs and outputs."""
-        name = request.path_params["name"]
-        is_text = name in self._texts()
-        inputs, outputs = TEXT_PORTS if is_text else ports(self._service(request).model)
+        inputs, outputs = self._ports(request)
         return AsciiJSONResponse(
             {
-                "name": name,
+                "name": request.path_params["name"],
                 "versions": ["1"],
                 "platform": "potluck",
                 "inputs": [port.document() for port in inputs],
                 "outputs": [port.document() for port in outputs],
             }
         )
+
+    async def config(self, request: Request) -> Response:
+        """A model's configuration, as Triton has it."""
+        name, (inputs, outputs) = request.path_params["name"], self._ports(request)
+        max_rows = 0 if name in self._texts() else self._service(request).max_rows
+        return AsciiJSONResponse(triton.config(name, inputs, outputs, max_rows))
+
+    async def statistics(self, request: Request) -> Response:
+        """What a model has done, as Triton has it."""
+        name = request.path_params["name"]
+        served = self._texts().get(name) or self._service(request)
+        return AsciiJSONResponse({"model_stats": [triton.statistics(name, served.stats)]})
+
+    async def all_statistics(self, request: Request) -> Response:
+        """What every model has done; or about one that is called so."""
+        served = self._served()
+        if STATS in served:
+            request.path_params["name"] = STATS
+            return await self.about(request)
+        rows = [triton.statistics(name, each.stats) for name, each in served.items()]
+        return AsciiJSONResponse({"model_stats": rows})
+
+    async def index(self, request: Request) -> Response:
+        """Which models there are; with `{"ready": true}`, those that are ready."""
+        body = await self.body(request)
+        is_ready_only = bool(body) and protocol.read_document(body).get("ready") is True
+        served = self._served()
+        rows = [
+            triton.index_row(name, is_ready=bool(each.devices))
+            for name, each in served.items()
+            if each.devices or not is_ready_only
+        ]
+        return AsciiJSONResponse(rows)
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a device has it."""
@@ -202,6 +237,13 @@ class GatewayRoutes:
         page = metrics.text(stats, {**devices, **writing})
         page += metrics.texts({name: each.stats for name, each in texts.items()})
         return Response(page, media_type=metrics.TYPE)
+
+    def _served(self) -> "Mapping[str, Service | TextService]":
+        return {**self._services(), **self._texts()}
+
+    def _ports(self, request: Request) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+        is_text = request.path_params["name"] in self._texts()
+        return TEXT_PORTS if is_text else ports(self._service(request).model)
 
     def _service(self, request: Request) -> "Service":
         name = request.path_params["name"]

@@ -453,7 +453,7 @@ class Dispatch:
             self._rows.pop(pending.numbers[row.index])  # what is lost later is not asked again
             if pending.put(row.index, part, computed):
                 self._over(pending, None)
-                counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)
+                counts.answered(pending.taken_s, pending.queue_s, late=pending.is_late)
 
     def _left_s(self, rows: list[RequestRow]) -> float:
         """Until the last of them must be answered."""

@@ -64,7 +64,17 @@ class Pending:
     @property
     def is_late(self) -> bool:
         """Whether its answer came after its limit."""
-        return self.answered_s - self.arrived_s > self.limit_s
+        return self.taken_s > self.limit_s
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds until it was answered."""
+        return self.answered_s - self.arrived_s
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds of it before its first batch."""
+        return self.batches[0].begun_s - self.arrived_s if self.batches else self.taken_s
 
     def put(self, index: int, outputs: "Sequence[torch.Tensor]", computed: ComputedBatch) -> bool:
         """One row is answered; whether all are now.

@@ -45,6 +45,11 @@ class Service(Shown):
         return self._model
 
     @property
+    def max_rows(self) -> int:
+        """The most rows that one request may have."""
+        return self._wanted.max_queue
+
+    @property
     def devices(self) -> Mapping[str, int]:
         """The devices that have it now, each with the most rows that it takes at once."""
         return self._serving.devices(self.name)

@@ -74,6 +74,32 @@ def rows(n):
     return np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)
 
 
+def test_triton_is_told_how_models_are_configured_and_what_they_have_done(gateway, client):
+    before = client.get_inference_statistics("birds")["model_stats"][0]
+    given = triton.InferInput("input", [3, 8], "FP32")
+    given.set_data_from_numpy(rows(3))
+    client.infer("birds", [given])
+    (now,) = client.get_inference_statistics("birds", "1")["model_stats"]
+    assert now["inference_count"] == before["inference_count"] + 3
+    assert now["execution_count"] > before["execution_count"]
+    took = now["inference_stats"]
+    assert took["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
+    assert took["success"]["ns"] == took["queue"]["ns"] + took["compute_infer"]["ns"] > 0
+    everything = client.get_inference_statistics()["model_stats"]
+    assert {row["name"] for row in everything} == {"birds", "camera"}
+    config = client.get_model_config("birds")
+    assert config == client.get_model_config("birds", "1")
+    assert config["max_batch_size"] == 1024
+    (port,) = config["input"]
+    assert (port["name"], port["data_type"], port["dims"]) == ("input", "TYPE_FP32", [8])
+    (row,) = [row for row in client.get_model_repository_index() if row["name"] == "birds"]
+    assert row == {"name": "birds", "version": "1", "state": "READY", "reason": ""}
+    ready = answer_of(gateway, "POST", "/v2/repository/index", b'{"ready": true}')
+    assert len(json.loads(ready[1])) == 2
+    for path in ("/v2/models/fish/config", "/v2/models/fish/stats", "/v2/models/birds/versions/2"):
+        assert answer_of(gateway, "GET", path)[0] == 404
+
+
 @pytest.mark.long
 def test_triton_finds_the_server_and_its_models(client):
     assert client.is_server_live()
