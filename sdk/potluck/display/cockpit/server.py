@@ -7,6 +7,8 @@ import hmac
 import json
 import queue
 import secrets
+import selectors
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -166,10 +168,19 @@ class PageRequests(BaseHTTPRequestHandler):
         return None
 
     def _frames(self) -> None:
-        """All frames from now on, each behind its length, until the reader leaves."""
-        its = self.server_of
-        if not its.streams.acquire(blocking=False):
+        """All frames from now on, where there is a place for one more reader."""
+        streams = self.server_of.streams
+        if not streams.acquire(blocking=False):
             return self._refuse(503)
+        try:
+            self._stream()
+        finally:
+            streams.release()
+        return None
+
+    def _stream(self) -> None:
+        """Each frame behind its length, until the reader leaves."""
+        its = self.server_of
         waiting: queue.Queue[bytes] = queue.Queue(MOST_WAITING)
 
         def view(frame: bytes) -> None:
@@ -183,13 +194,21 @@ class PageRequests(BaseHTTPRequestHandler):
         leave = its.watching.show(view)
         try:
             while not its.ended.is_set():
-                with suppress(queue.Empty):
+                try:
                     frame = waiting.get(timeout=1.0)
-                    self.wfile.write(LENGTH.pack(len(frame)) + frame)
+                except queue.Empty:  # nothing is written by which it would be seen
+                    if self._has_left():
+                        return
+                    continue
+                self.wfile.write(LENGTH.pack(len(frame)) + frame)
         finally:
             leave()
-            its.streams.release()
-        return None
+
+    def _has_left(self) -> bool:
+        """Whether the reader has closed its end: it says nothing else behind its request."""
+        with selectors.DefaultSelector() as reading:
+            reading.register(self.connection, selectors.EVENT_READ)
+            return bool(reading.select(0)) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: the token is in the address."""

@@ -82,7 +82,7 @@ def leave(folder: Path, server: PageServer) -> None:
 
 def forget(folder: Path) -> None:
     """It is no longer there, if it was this process's."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         path = folder / FILE
         if json.loads(read_file(path, MAX_BYTES, is_own=True))["process"] == os.getpid():
             path.unlink()
@@ -99,7 +99,7 @@ def find(folder: Path) -> tuple[str, int]:
     try:
         document = json.loads(read_file(folder / FILE, MAX_BYTES, is_own=True))
         url, process = str(document["url"]), int(document["process"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         url, process = "", 0
     if process <= 0 or not identity(process):
         raise HomeError(

@@ -4,12 +4,14 @@ they are and however slowly they say it.
 
 import http.client
 import socket
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from potluck.display.cockpit.page_connections import MOST_CONNECTIONS, BoundedPageServer
+from potluck.display.cockpit.page_files import MOST_STREAMS
 from potluck.display.cockpit.server import PageRequests, PageServer
 from potluck.serve.gateway.connection_limit import ConnectionLimit
 
@@ -95,6 +97,17 @@ def test_a_stream_stays_whoever_comes(page):
     reader.close()
     for each in connections:
         each.close()
+
+
+def test_readers_that_leave_at_once_take_no_place_of_a_stream(page):
+    """Their connection may be gone before anything is answered, and nothing new may be to show."""
+    head = f"GET /{page.token}/frames HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode()
+    for _ in range(8 * MOST_STREAMS):
+        (reader,) = strangers(page.port, head, 1)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reader.close()
+    for _ in range(MOST_STREAMS):
+        assert page.streams.acquire(timeout=LONG_S)
 
 
 def test_who_asks_nothing_in_time_has_to_leave():

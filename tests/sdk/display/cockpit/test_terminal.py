@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from math import inf
 
 import pytest
 from rich.console import Console
@@ -117,7 +118,8 @@ def test_one_reader_too_many_is_told_so(at_work):
 def test_nobody_is_found_through_no_window(tmp_path):
     with pytest.raises(HomeError, match=r"home\.window"):
         window.find(tmp_path)
-    for document in ({"url": "http://127.0.0.1:1/x/", "process": 2**22 + 1}, {"url": 5}, []):
+    of = {"url": "http://127.0.0.1:1/x/"}
+    for document in ({**of, "process": 2**22 + 1}, {**of, "process": inf}, {"url": 5}, []):
         (tmp_path / window.FILE).write_text(json.dumps(document))
         with pytest.raises(HomeError):
             window.find(tmp_path)
