@@ -412,7 +412,9 @@ ROWS: dict[str, Row] = {
             "test_a_line_that_was_changed_is_named "
             "test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole",
             "sdk/coordinator/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room "
-            "test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others",
+            "test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others "
+            "test_a_device_that_says_for_ever_that_it_gets_on_keeps_nobody_from_ending",
+            "sdk/coordinator/test_job_files:test_a_pipe_among_its_files_is_waited_for_by_nobody",
         ),
         "a notebook that it knows may fill its disk",
     ),

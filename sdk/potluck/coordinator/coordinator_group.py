@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.coordinator.job import JOB
+from potluck.coordinator.job import JOB, MAX_JOB_BYTES
 from potluck.sessions.events import Address
+from potluck_wire.file_reading import read_file
 from potluck_wire.limits import is_key
 
 MAX_SEATS = 8  # their keys fit into one record
@@ -144,5 +145,5 @@ def lease_of(folder: Path) -> str:
     folder
         Of the job.
     """
-    digest = hashlib.sha256(folder.name.encode() + (folder / JOB).read_bytes())
+    digest = hashlib.sha256(folder.name.encode() + read_file(folder / JOB, MAX_JOB_BYTES))
     return f"job-{digest.hexdigest()[:40]}"

@@ -5,6 +5,8 @@ meanwhile, and over a slow link none would ever come whole.
 from pathlib import Path
 from typing import BinaryIO
 
+from potluck_wire.file_reading import open_file
+
 CHUNK_BYTES = 1 << 20
 MAX_OPEN = 16  # of the latest who fetch, one file each
 
@@ -39,7 +41,7 @@ class FetchedStates:
             file.close()
             file = None
         if file is None:
-            file = path.open("rb")
+            file = open_file(path)
         answer, data = part_of(file, path.name, at)
         if at + len(data) == answer["nbytes"]:
             file.close()

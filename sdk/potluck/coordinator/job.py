@@ -11,6 +11,7 @@ from potluck.adapt.lightweight_replay import POLICIES
 from potluck.documents import holds, read_json_file
 from potluck.errors import FileError
 from potluck.profile import profile_file
+from potluck_wire.file_reading import open_file
 
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
@@ -147,9 +148,14 @@ def digest(path: Path) -> str:
     ----------
     path
         The file.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is no ordinary file.
     """
     found = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while part := file.read(1 << 20):
             found.update(part)
     return found.hexdigest()

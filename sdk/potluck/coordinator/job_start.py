@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,14 @@ from potluck.run.recovery import TRIES, plans_on
 from potluck.run.snapshots import is_loss
 
 if TYPE_CHECKING:
+    from potluck.handle import Handle
     from potluck.home import Home
     from potluck.profile.profiles import Profile
     from potluck.run.run import Run
 
 JOIN_S = 2.0  # between two looks for devices that are not there yet
+LOOK_S = 0.1
+END_S = 30.0  # for what devices do when it is told to stop
 
 
 class JobStart:
@@ -86,8 +90,10 @@ class JobStart:
         end_s, has_looked = time.monotonic() + self._job.patience_s, False
         while not stopping.is_set():
             plans = self._plans(home, has_looked)
-            if (run := self._deployed(home, plans)) is not None:
+            if (run := self._deployed(home, plans, stopping)) is not None:
                 return run
+            if stopping.is_set():
+                break
             ready = home.devices.staying
             away = [name for name in self._wanted.devices if name not in ready]
             if not plans and not away:
@@ -128,13 +134,17 @@ class JobStart:
             self._model, plan, there, problem, n_left=self._n_left, policy=self._job.recovery
         )
 
-    def _deployed(self, home: "Home", plans: Sequence[Plan]) -> "Run | None":
-        """The run by the first of these plans that holds; None where a device is lost."""
+    def _deployed(
+        self, home: "Home", plans: Sequence[Plan], stopping: threading.Event
+    ) -> "Run | None":
+        """The run by the first of these plans that holds; None where a device is lost, or where it
+        is told to stop.
+        """
         job = self._job
         for number, chosen in enumerate(plans, 1):
             self._prepare(home)
             try:
-                run = home.deploy(
+                deploying = home.deploy(
                     chosen,
                     self._model,
                     resume=self._saved,
@@ -142,7 +152,10 @@ class JobStart:
                     protect=job.protect,
                     patience_s=job.patience_s,
                     recovery=job.recovery,
-                ).wait()
+                )
+                run = deploying.wait() if has_ended(deploying, stopping) else None
+            except CancelledError:
+                return None
             except PotluckError as error:
                 if isinstance(error, UserError) and number < len(plans):
                     continue  # it cannot be cut so, say
@@ -151,9 +164,40 @@ class JobStart:
                 self._failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
                 self._failure = error
                 return None
-            run.return_to(self._wanted)
+            if run is not None:
+                run.return_to(self._wanted)
             return run
         return None
+
+
+def has_ended(work: "Handle[Any]", stopping: threading.Event) -> bool:
+    """Wait for the end of what devices do: whether that has come. Told to stop, it waits no longer
+    than half a minute: a device may say for ever that it gets on with it.
+
+    Parameters
+    ----------
+    work
+        Cancelled when it is told to stop.
+    stopping
+        Set to tell it.
+
+    Raises
+    ------
+    CancelledError
+        It has ended where nothing was half done.
+    Exception
+        Whatever the work raised.
+    """
+    while not (work.done or stopping.wait(LOOK_S)):
+        pass
+    if not work.done:
+        work.cancel()
+    try:
+        work.wait(END_S)
+    except TimeoutError:
+        if work.done:
+            raise
+    return work.done
 
 
 def _not_there(away: Sequence[str]) -> HomeError:

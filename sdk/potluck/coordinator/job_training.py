@@ -17,16 +17,16 @@ from potluck.coordinator.batch_store import Batches
 from potluck.coordinator.coordinator_group import lease_of
 from potluck.coordinator.file_batches import batches_of
 from potluck.coordinator.job import MODEL, SAVED, read_job, read_profile
-from potluck.coordinator.job_start import JobStart
+from potluck.coordinator.job_start import JobStart, has_ended
 from potluck.coordinator.journal import ENDED, FAILED, STOPPED, TRAINING, Journal
 from potluck.coordinator.open_home import OpenHome
 from potluck.coordinator.shared_job import SharedJob
 from potluck.errors import PotluckError
 from potluck.graph.model_file import load_model
+from potluck.handle import Handle
 from potluck.planning.text import dumps
 
 if TYPE_CHECKING:
-    from potluck.handle import Handle
     from potluck.run.history import History
     from potluck.run.run import Run
 
@@ -161,10 +161,12 @@ class JobTraining:
                 if note := start.note(run):
                     journal.add(note=note)
                 adapt = wanted.adapt if known is not None else False
-                self._go_on(run, store.since(run.step - first), adapt)
-                is_done = not self._gives_up and self._saved_at_end(run)
-                is_done = is_done and run.step - first >= len(store)
-                run.close()
+                if self._go_on(run, store.since(run.step - first), adapt):
+                    is_done = not self._gives_up and self._saved_at_end(run)
+                    is_done = is_done and run.step - first >= len(store)
+                    self._ends(run.close, "closing")
+                elif not self._gives_up:
+                    self._save_kept(run)
         if self._gives_up:
             return
         if is_done:
@@ -172,8 +174,8 @@ class JobTraining:
         elif not self._closes:
             journal.add(state=STOPPED, why="it was told to stop.", durable=True)
 
-    def _go_on(self, run: "Run", rest: Batches, adapt: bool | None) -> None:
-        """Train it on the batches that are left."""
+    def _go_on(self, run: "Run", rest: Batches, adapt: bool | None) -> bool:
+        """Train it on the batches that are left; as for `_follow`."""
         journal = self.journal
         if run.step < journal.progress.step:
             journal.add(back=run.step)
@@ -182,20 +184,22 @@ class JobTraining:
             fitting = run.fit(
                 rest, on_step=lambda step, loss: journal.add(step=step, loss=loss), adapt=adapt
             )
-            self._follow(run, fitting)
+            return self._follow(run, fitting)
+        return True
 
-    def _follow(self, run: "Run", fitting: "Handle[History]") -> None:
-        """Until it has ended, or is told to: write down what happens, and save."""
+    def _follow(self, run: "Run", fitting: "Handle[History]") -> bool:
+        """Until it has ended, or is told to: write down what happens, and save. Whether it has: a
+        device may say for ever that it gets on with a step.
+        """
         journal = self.journal
         n_noted = 0
         saved_s = time.monotonic()
         took_s = 0.0
         while not fitting.done:
             if self._stopping.wait(LOOK_S):
-                fitting.cancel()
                 with suppress(CancelledError):
-                    fitting.wait()
-                return
+                    return has_ended(fitting, self._stopping)
+                return True
             self.plan = dumps(run.plan)
             n_noted = _note_events(run.history, n_noted, journal)
             is_new = run.protection is None or (
@@ -214,6 +218,7 @@ class JobTraining:
             raise
         finally:
             _note_events(run.history, n_noted, journal)
+        return True
 
     def _save_every_s(self, took_s: float) -> float:
         """Seconds between two states on disk; the latest took so long."""
@@ -223,16 +228,29 @@ class JobTraining:
         """Save the state; whether it is the latest. Who tells it to end waits for no device that is
         lost: what the training could have gone back to is kept.
         """
+        patience_s = 0.0 if self._stopping.is_set() else None
         try:
-            self._save(run, latest=True, patience_s=0.0 if self._stopping.is_set() else None)
+            if not self._ends(
+                lambda: self._save(run, latest=True, patience_s=patience_s), "saving"
+            ):
+                self._save_kept(run)
+                return False
         except PotluckError:
-            kept = run.protection
-            if not self._stopping.is_set() or kept is None:
+            if not self._stopping.is_set() or run.protection is None:
                 raise
-            if kept.snapshot.step > self.journal.progress.saved[1]:
-                self._save(run, latest=False)
+            self._save_kept(run)
             return False
         return True
+
+    def _ends(self, work: Callable[[], None], title: str) -> bool:
+        """Do this with the devices; as for `has_ended`."""
+        return has_ended(Handle(lambda _: work(), f"{title} {self.job}"), self._stopping)
+
+    def _save_kept(self, run: "Run") -> None:
+        """What the training could go back to, where that is newer than what is on the disk."""
+        kept = run.protection
+        if kept is not None and kept.snapshot.step > self.journal.progress.saved[1]:
+            self._save(run, latest=False)
 
     def _save(self, run: "Run", *, latest: bool, patience_s: float | None = None) -> None:
         """The state to the file that does not have the latest one."""

@@ -22,6 +22,7 @@ from potluck.coordinator.coordinator_group import CoordinatorGroup, read_group
 from potluck.coordinator.job import MAX_BATCHES, SAVED, START
 from potluck.documents import read_json
 from potluck.errors import FileError
+from potluck_wire.file_reading import open_file
 
 FORMAT = "potluck-journal-1"
 WAITING = "waiting"
@@ -29,6 +30,7 @@ TRAINING = "training"
 ENDED = "ended"
 STOPPED = "stopped"
 FAILED = "failed"
+MAX_LINE_BYTES = 1 << 20  # with its end; those that copy it take no longer one
 MAX_STEP = 2**52  # as for a saved run
 STATES = (WAITING, TRAINING, ENDED, STOPPED, FAILED)
 
@@ -273,25 +275,22 @@ def read_entries(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
     FileError
         It is of another version, or a line but the last does not hold.
     """
+    entries, nbytes = [], 0
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            # behind the last end is nothing, or a cut line
+            while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+                entry = read_entry(line[:-1])
+                if entry is None and not file.readline(MAX_LINE_BYTES).endswith(b"\n"):
+                    break
+                if entry is None:
+                    raise _changed(path, len(entries) + 1)
+                nbytes += len(line)
+                entries.append((entry, nbytes))
+            if len(line) == MAX_LINE_BYTES:
+                raise _changed(path, len(entries) + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
-    entries, nbytes = [], 0
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):  # behind the last end is nothing, or a cut line
-        entry = read_entry(line)
-        if entry is None and number == len(lines) - 1:
-            break
-        if entry is None:
-            raise FileError(
-                f"{path}, line {number}, is not as it was written.",
-                next_step="The state that was saved last is beside it, and can be deployed with "
-                "resume=.",
-                path=str(path),
-            )
-        nbytes += len(line) + 1
-        entries.append((entry, nbytes))
     if entries and entries[0][0] != {"format": FORMAT}:
         raise FileError(
             f"{path} is a journal of another version ({entries[0][0].get('format')!r}).",
@@ -299,6 +298,14 @@ def read_entries(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
             path=str(path),
         )
     return entries[1:], nbytes
+
+
+def _changed(path: Path, number: int) -> FileError:
+    return FileError(
+        f"{path}, line {number}, is not as it was written.",
+        next_step="The state that was saved last is beside it, and can be deployed with resume=.",
+        path=str(path),
+    )
 
 
 class Prefix:

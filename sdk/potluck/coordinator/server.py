@@ -33,6 +33,7 @@ from potluck.coordinator.shared_job import SharedJob
 from potluck.documents import read_json
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
+from potluck_wire.file_reading import open_file
 
 VERSION = 1
 MAX_REQUEST_BYTES = 1 << 18
@@ -353,7 +354,7 @@ class CoordinatorServer:
         if not is_file_of_job(name):
             raise UserError(f"a job has no file {name[:80]!r}.")
         path, at = self._folder(job) / name, _whole(request, "at")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return part_of(file, path.name, at)
 
     def _pull(self, request: Mapping[str, Any], _: bytes) -> Answer:

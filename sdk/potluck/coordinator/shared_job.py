@@ -22,6 +22,7 @@ from potluck.coordinator.succession import MAX_NEWER, Pulled, Resign, Succession
 from potluck.coordinator.succession_driver import AskDevice, SuccessionDriver
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.run.checkpoint import step_of
+from potluck_wire.file_reading import open_file
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -460,7 +461,7 @@ def _read_status(answer: Mapping[str, Any]) -> _JournalStatus | None:
 
 def _lines(path: Path, at: int) -> bytes:
     """Whole lines from there on: one at least, where there is one."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(at)
         data = file.read(CHUNK_BYTES)
     return data[: data.rfind(b"\n") + 1]

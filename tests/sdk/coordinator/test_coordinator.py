@@ -3,14 +3,18 @@ interruption of the coordinator changes nothing about that.
 """
 
 import errno
+import os
+import threading
 import time
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.coordinator import job_start
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.job import (
     BATCHES,
@@ -37,7 +41,7 @@ from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
 from potluck.testing.faults import Moment, link_of, memory_of, watch
 from potluck.testing.memory import memory_home
-from potluck_wire.messages import Commit, Execute, Prepare
+from potluck_wire.messages import Chunk, Commit, Done, Execute, Pong, Prepare, Value
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -168,6 +172,43 @@ def test_told_to_end_it_waits_for_no_device_that_is_gone(tmp_path, case, ends):
     assert progress.losses
     other = coordinator(tmp_path)  # where all are there again
     other.start("job")
+    until(lambda: not other.under_way)
+    check(tmp_path, case)
+    other.close()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("moment", ["beginning", "training", "saving"])
+def test_a_device_that_says_for_ever_that_it_gets_on_keeps_nobody_from_ending(
+    tmp_path, case, monkeypatch, moment
+):
+    monkeypatch.setattr(job_start, "END_S", 0.5)
+    handed_over(tmp_path / "job", case)
+    homes, stuck = [], threading.Event()
+
+    def opened():
+        homes.append(memory_home(2))
+        memory_of(homes[0]).take_over(B, says)
+        return homes[0]
+
+    def says(message, buffers):
+        n_done = len(one.progress("job").losses)
+        is_due = {"beginning": True, "training": n_done >= 3, "saving": n_done >= N_STEPS - 3}
+        if isinstance(message, Done | Value | Chunk) and is_due[moment]:
+            stuck.set()
+            return []
+        if isinstance(message, Pong) and stuck.is_set():
+            message = replace(message, busy=True)
+        return [(message, buffers)]
+
+    one = Coordinator(tmp_path, opened)
+    one.admit("job")
+    one.start("job")
+    assert stuck.wait(60.0)
+    one.close()
+    assert progress_of(tmp_path / "job" / JOURNAL).state in (WAITING, TRAINING, ENDED)
+    other = coordinator(tmp_path)
+    other.go_on()
     until(lambda: not other.under_way)
     check(tmp_path, case)
     other.close()
@@ -372,6 +413,11 @@ def line(entry):
     return Journal.line(entry)
 
 
+def in_place_of(path, make):
+    path.unlink()
+    make(path)
+
+
 SPOILED = {
     "no job": lambda folder: (folder / JOB).unlink(),
     "no journal": lambda folder: (folder / JOURNAL).unlink(),
@@ -379,6 +425,10 @@ SPOILED = {
     "a journal of nothing": lambda folder: (folder / JOURNAL).write_bytes(bytes(100)),
     "a line without end": lambda folder: (folder / JOURNAL).write_bytes(
         line({"format": FORMAT}) + b"%08x %b\n" % (zlib.crc32(b"[" * 10**5), b"[" * 10**5) * 2
+    ),
+    "a pipe as a journal": lambda folder: in_place_of(folder / JOURNAL, os.mkfifo),
+    "a link to what has no end": lambda folder: in_place_of(
+        folder / JOURNAL, lambda path: path.symlink_to("/dev/zero")
     ),
     "a loss of 400 digits": lambda folder: (folder / JOURNAL).write_bytes(
         (folder / JOURNAL).read_bytes() + line({"step": 4, "loss": 10**400}) + line({"note": "x"})

@@ -2,7 +2,10 @@
 
 import os
 
-from potluck.coordinator.job import JOB, JOURNAL
+import pytest
+
+from potluck.coordinator.fetched_states import FetchedStates
+from potluck.coordinator.job import JOB, JOURNAL, MODEL, START, files_of
 from potluck.coordinator.job_files import jobs_in, make_latest
 
 HOUR_NS = 3600 * 10**9
@@ -22,3 +25,14 @@ def test_a_clock_that_is_set_back_does_not_make_an_older_job_the_latest(tmp_path
     for name, at_ns in zip(names, (5 * HOUR_NS, 4 * HOUR_NS, 5 * HOUR_NS, 0), strict=True):
         come(tmp_path, name, at_ns)
     assert jobs_in(tmp_path) == names
+
+
+def test_a_pipe_among_its_files_is_waited_for_by_nobody(tmp_path):
+    for name in (MODEL, START):
+        os.mkfifo(tmp_path / name)
+    for read in (
+        lambda: files_of(tmp_path),
+        lambda: FetchedStates().part("k", tmp_path / START, 0),
+    ):
+        with pytest.raises(OSError, match="no file"):
+            read()
