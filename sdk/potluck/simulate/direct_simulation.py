@@ -43,7 +43,8 @@ from potluck.simulate.time_spans import middle_s, union_s
 # than 1 % off, at worst 22 %. Of more requests one in forty is, by less than 2 %.
 STREAM_ROUNDS = 5
 MANY_REQUESTS = 200
-BUSY = 1.005  # the pace, in times what the busiest device computes, up to which it is always busy
+# the pace, in times what the busiest device computes or medium carries, up to which it always does
+BUSY = 1.005
 # norms of some gradients, each a number: a layer's record does not say of how many
 NORMS_BYTES = 64
 ITEM_BYTES = 4  # an element of the vector of a step, where float64 is not told from float32
@@ -111,7 +112,7 @@ class StepOutcome:
 
     def _steady_s(self) -> tuple[float, float]:
         """Seconds from one answer to the next, as `simulate.steady_s`, and of each those that the
-        busiest device computes.
+        busiest device computes or the busiest medium is taken.
         """
         layout, times = self._laid.layout, self._times
         to_home = [layout.items[number].to == layout.home for number in layout.item]
@@ -132,8 +133,21 @@ class StepOutcome:
                     busy[layout.items[number].slot] += (
                         times.stop_s[first + i] - times.start_s[first + i]
                     )
-        busiest_s = max(busy) / self.n_steps
+        busiest_s = max(max(busy) / self.n_steps, self._busiest_medium_s())
         return max(middle_s(ends, in_flight(self._plan)), busiest_s), busiest_s
+
+    def _busiest_medium_s(self) -> float:
+        """Seconds per request for which the busiest medium is taken: while devices still pile up
+        what it has not carried yet, answers may come faster than that, but not for long.
+        """
+        layout, graph = self._laid.layout, self._laid.graph
+        taken = [0.0] * len(graph.capacity)
+        for task, number in enumerate(layout.item, self._laid.first[0]):
+            route = graph.route[task]
+            if layout.items[number].kind == SEND and graph.route_host[route] < 0:
+                for medium, times in graph.routes[route]:
+                    taken[medium] += times * graph.work[task] / graph.capacity[medium]
+        return max(taken, default=0.0)
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known; of a stream once

@@ -8,7 +8,7 @@ the network knows no path from or to home, inputs and results are already where 
 from collections.abc import Mapping
 from functools import cached_property
 
-from potluck.records import Event, Problem, Trace
+from potluck.records import HOME, Event, Problem, Trace
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate import cost, equations
 from potluck.simulate.duration import instruction_s
@@ -265,13 +265,41 @@ class ProgramSimulation:
         )
 
 
-def steady_s(trace: Trace, in_flight: int = 1) -> float:
+def steady_s(trace: Trace, in_flight: int = 1, problem: Problem | None = None) -> float:
     """Seconds from one answer to the next once the pipeline is full and before it drains
     (`middle_s`).
+
+    Parameters
+    ----------
+    trace
+        Of requests that overlap.
+    in_flight
+        Requests under way at once.
+    problem
+        What was simulated: no pace lasts at which one of its media cannot keep up.
     """
     ends: dict[int, float] = {}
     for event in trace.events:
         ends[event.step] = max(ends.get(event.step, 0.0), event.stop_s)
-    # no rate lasts at which a device cannot keep up
-    busiest_s = max(trace.busy_s.values(), default=0.0) / len(ends)
-    return max(middle_s(list(ends.values()), in_flight), busiest_s)
+    # nor one at which a device cannot
+    busy_s = [*trace.busy_s.values(), *_taken_s(trace, problem)]
+    return max(middle_s(list(ends.values()), in_flight), max(busy_s, default=0.0) / len(ends))
+
+
+def _taken_s(trace: Trace, problem: Problem | None) -> list[float]:
+    """Seconds for which all that was sent takes each medium; inside a host it takes a processor."""
+    if problem is None:
+        return []
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in problem.network.media}
+    hosts = {device.host for device in problem.devices if device.host_cores}
+    taken = dict.fromkeys(capacity, 0.0)
+    for event in trace.events:
+        if event.lane == "receive":
+            path = problem.network.path(event.peer, event.device)
+        elif event.lane == "send" and event.peer == HOME:
+            path = problem.network.path(event.device, HOME)
+        else:
+            continue
+        for name, times in path.media if path.host not in hosts else ():
+            taken[name] += times * event.nbytes / capacity[name]
+    return [*taken.values()]

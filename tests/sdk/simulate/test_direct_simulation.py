@@ -202,7 +202,8 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
     plan = random_plan(rng, problem)
     for _ in range(2):  # the second time from the kept layout
         trace, outcome = predict(problem, plan, table), direct.run(plan)
-        latency_s = steady_s(trace, in_flight(plan)) if direct.streaming else trace.step_s[0]
+        pace = (in_flight(plan), problem)
+        latency_s = steady_s(trace, *pace) if direct.streaming else trace.step_s[0]
         # An answer that crosses no medium leaves no event, so a trace cannot tell when it got its
         # turn to be sent.
         if not (
@@ -374,3 +375,36 @@ def test_what_takes_no_time_holds_its_memory_all_the_same():
         return [Direct(problem).run(plan).peak_bytes(), predict(problem, plan).peak_bytes]
 
     assert peaks(0.0) == peaks(1e-6)
+
+
+def test_no_stream_is_faster_than_its_busiest_medium():
+    """The first device is a little quicker than its cable, so that rows pile up there: while they
+    do, those that pass on to the end come in its pace.
+    """
+    rows = [0.96, 0.02, 0.75]
+    names = ("a", "b", "c")
+    problem = Problem(
+        model="chain",
+        devices=tuple(Device(name=name, memory_bytes=10**9) for name in names),
+        layers=tuple(
+            Layer(name=f"l{s}", output_bytes=b) for s, b in zip(rows, (100, 1, 1), strict=True)
+        ),
+        network=Network(
+            media=tuple(Medium(name=f"from {name}", capacity_bytes_per_s=100.0) for name in names),
+            paths={(x, y): Path(media=((f"from {x}", 1),)) for x in names for y in names if x != y},
+        ),
+        costs={name: tuple(LayerCost(rows=(1,), forward_s=(s,)) for s in rows) for name in names},
+        workload=Inference(batch=4, streaming=True),
+    )
+    stages = tuple(
+        Stage(start=i, stop=i + 1, devices=(name,), shares=(1,)) for i, name in enumerate(names)
+    )
+    plan = Plan(
+        planner="by hand",
+        model="chain",
+        stages=stages,
+        micro_batch=1,
+        n_micro_batches=4,
+        training=False,
+    )
+    assert Direct(problem).run(plan).latency_s == pytest.approx(4.0)  # four rows of 100 bytes
