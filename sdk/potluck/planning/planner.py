@@ -198,9 +198,10 @@ def _made(
         holding = [plan for _, plan in ranked]
         holding[0] = replace(holding[0], unused=unused)
     else:
-        # What is counted leaves no time for more than a quick bound.
-        hurries = is_late if timed or not is_many(problem) else lambda: True
-        holding[0] = _certified(problem, table, holding, judged, hurries)
+        # What is counted has ended the search alone: the bound counts for itself.
+        counted = is_many(problem) and not timed
+        hurries = (lambda: False) if counted else is_late
+        holding[0] = _certified(problem, table, holding, judged, hurries, closely=not counted)
     return Plans(tuple(replace(plan, problem=stated) for plan in holding))
 
 
@@ -243,6 +244,8 @@ def _certified(
     holding: Sequence[Plan],
     judged: Sequence[Plan],
     is_late: Callable[[], bool],
+    *,
+    closely: bool,
 ) -> Plan:
     """The first plan with how far it may be from the optimum, and why it leaves devices out."""
     # the bounds are those of whole backwards, and of micro-batches of one size
@@ -251,7 +254,7 @@ def _certified(
     return replace(
         holding[0],
         unused=feasibility.why_unused(problem, holding[0], judged),
-        gap_frac=gap_frac(problem, table, holding, is_late) if usual else None,
+        gap_frac=gap_frac(problem, table, holding, is_late, closely=closely) if usual else None,
         energy_gap_frac=energy_gap_frac(problem, table, holding[0]) if same_size else None,
     )
 
@@ -269,6 +272,8 @@ def gap_frac(
     table: cost.CostTable,
     plans: Sequence[Plan],
     is_late: Callable[[], bool] = lambda: False,
+    *,
+    closely: bool = True,
 ) -> float:
     """By which part of its latency the first of `plans` may be slower than the fastest plan there
     can be.
@@ -285,11 +290,12 @@ def gap_frac(
         Judged, the best first.
     is_late
         Asked between pieces of work.
+    closely
+        Structure is looked at, where that takes some seconds.
     """
     fastest_s = min(plan.latency_s or inf for plan in plans)
-    return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (
-        plans[0].latency_s or inf
-    )
+    least_s = lower_bound_s(problem, table, fastest_s, is_late=is_late, closely=closely)
+    return 1 - least_s / (plans[0].latency_s or inf)
 
 
 def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> float | None:

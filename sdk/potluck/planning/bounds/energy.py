@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf, prod
 
-from potluck.planning.bounds.latency import least_rates, least_updates_s, way_s, work_s
+from potluck.planning.bounds.latency import way_s, work_s
+from potluck.planning.bounds.rates import least_rates, least_updates_s
 from potluck.planning.building_blocks.device_classes import Pattern, classes_of, members
 from potluck.records import Device, Problem
 from potluck.simulate import cost, equations

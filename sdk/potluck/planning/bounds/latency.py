@@ -3,7 +3,9 @@
 Every plan means: contiguous stages, any shares, micro-batches and depths. In a chain each device
 has one stage at most: plans that come back to a device can be faster than the bound of the
 structure. The bounds of the work and of the longest way hold for those too, and they are the only
-ones of a model with parallel branches. The bounds:
+ones of a model with parallel branches. Where there is time for what costs more, a chain has two
+more: `row_routes`, which holds for plans that come back to a device, and `stage_chains`, in homes
+of many devices, too. The bounds here:
 
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes).
   Whoever does what, for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d]
@@ -21,20 +23,20 @@ ones of a model with parallel branches. The bounds:
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, permutations, product
-from math import inf, isqrt, prod
+from math import inf, prod
 
+from potluck.planning.bounds.rates import least_pieces, least_rates
+from potluck.planning.bounds.row_routes import routes_s
+from potluck.planning.bounds.stage_chains import chains_bound_s, micro_batches
+from potluck.planning.bounds.stage_options import RING_BEHIND
 from potluck.planning.building_blocks.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
-from potluck.records import Device, LayerCost, Network, Problem, Training
+from potluck.records import Network, Problem, Training
 from potluck.simulate import cost, equations, flows
-from potluck.simulate.interpolation import interpolate
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
-# Of a ring's transfers, those that cannot begin before the last replica has its gradients: the one
-# after it may have passed on one piece of 2 (n - 1) by then, the next two, ... the last n - 1.
-RING_BEHIND = 0.75
 MAX_LABELS = 6  # per state; of more, the worst are merged into one that is better than each
 
 
@@ -44,6 +46,7 @@ def lower_bound_s(
     upper_s: float,
     *,
     is_late: Callable[[], bool] = lambda: False,
+    closely: bool = True,
 ) -> float:
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches.
 
@@ -59,12 +62,17 @@ def lower_bound_s(
         Latency of a known plan.
     is_late
         Asked between pieces of work; the bound found by then is given.
+    closely
+        Structure is looked at, where that takes some seconds.
     """
     bound = min(upper_s, quick_bound_s(problem))
-    if is_late() or not can_certify(table):
+    if problem.branches or is_late():
+        return bound
+    bound = chains_bound_s(table, min(upper_s, max(bound, routes_s(table))), upper_s, is_late)
+    if is_late() or not closely or not can_certify(table):
         return bound
     lowest = upper_s
-    for micro_batch in _micro_batches(problem):
+    for micro_batch in micro_batches(problem):
         labels = LowerBoundSearch(table, micro_batch, is_late).run(lowest)
         lowest = min((label.score for label in labels), default=lowest)
         if is_late() or lowest <= bound:
@@ -84,34 +92,6 @@ def quick_bound_s(problem: Problem) -> float:
         work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]),
         way_s(problem),
     )
-
-
-def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
-    """Per layer the seconds of an optimizer step that every plan with it on this device needs,
-    beside overheads.
-    """
-    if not isinstance(table.problem.workload, Training):
-        return [0.0] * len(table.problem.layers)
-    return [
-        equations.update_s(table, device, i, i + 1)
-        - device.overhead_s
-        - equations.again_s(table, device, i)
-        if learns and layer.trained_bytes
-        else 0.0
-        for i, (layer, learns) in enumerate(
-            zip(table.problem.layers, flows.learning_layers(table.problem), strict=True)
-        )
-    ]
-
-
-def _micro_batches(problem: Problem) -> list[int]:
-    """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end
-    the others early.
-    """
-    fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
-    batch = problem.workload.batch
-    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
-    return [fixed] if fixed is not None else sorted({*small, *(batch // size for size in small)})
 
 
 def _size(table: cost.CostTable) -> int:
@@ -170,7 +150,9 @@ def way_s(problem: Problem) -> float:
 
 def _spent(problem: Problem, device: str) -> list[float]:
     """Per layer the least seconds of a forward there and of a needed backward, of any rows."""
-    return [a + b for a, b in zip(*_pieces(problem, device, problem.workload.batch), strict=True)]
+    return [
+        a + b for a, b in zip(*least_pieces(problem, device, problem.workload.batch), strict=True)
+    ]
 
 
 def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:
@@ -218,56 +200,6 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
         for layer in zip(*rates, strict=True)
     )
     return batch * sum(least) / total if total else inf
-
-
-def least_rates(problem: Problem, device: str, max_rows: int) -> list[float]:
-    """Least seconds per row of each layer at any size up to `max_rows`.
-
-    Of the forward, and of the backward that every plan needs.
-
-    Parameters
-    ----------
-    problem
-        What is planned.
-    device
-        Its name.
-    max_rows
-        The largest micro-batch size.
-
-    Returns
-    -------
-    list[float]
-        One number for each layer.
-    """
-    return [a + b for a, b in zip(*_both(problem, device, max_rows), strict=True)]
-
-
-def _both(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
-    """Forward and backward of `least_rates`."""
-    training = isinstance(problem.workload, Training)
-    forward = []
-    backward = []
-    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(per_row(costs, costs.forward_s, max_rows))
-        backward.append(per_row(costs, costs.backward_s, max_rows) if training and learns else 0.0)
-    return forward, backward
-
-
-def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
-    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at
-    one of them.
-
-    Parameters
-    ----------
-    costs
-        Measured sizes of one layer on one device.
-    seconds
-        One time for each size.
-    batch
-        The largest size.
-    """
-    sizes = {1, batch, *(n for n in costs.rows if n < batch)}
-    return min(interpolate(costs.rows, seconds, n) / n for n in sizes)
 
 
 class LowerBoundSearch(SubsetSearch):
@@ -394,7 +326,8 @@ class LowerBoundCosts(StageCostTable):
         super().__init__(table, micro_batch, cuts, classes, patterns)
         names = [device.name for device in self.problem.devices]
         self._pieces = [
-            [_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names
+            [_sums(least) for least in least_pieces(self.problem, name, micro_batch)]
+            for name in names
         ]
         self._between: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
         # of rings: seconds, and seconds of the air, per byte
@@ -557,24 +490,6 @@ def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
     crossed = [name for name in paths[0] if all(name in path for path in paths)]
     shared = (capacity[name] / min(path[name] for path in paths) for name in crossed)
     return min(sum(network.bandwidth(a, b) for a, b in pairs), min(shared, default=inf))
-
-
-def _pieces(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
-    """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up
-    to `max_rows`.
-    """
-    training = isinstance(problem.workload, Training)
-    forward = []
-    backward = []
-    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(_least_s(costs, costs.forward_s, max_rows))
-        backward.append(_least_s(costs, costs.backward_s, max_rows) if training and learns else 0.0)
-    return forward, backward
-
-
-def _least_s(costs: LayerCost, seconds: Sequence[float], max_rows: int) -> float:
-    sizes = {1, max_rows, *(n for n in costs.rows if n < max_rows)}
-    return min(interpolate(costs.rows, seconds, n) for n in sizes)
 
 
 def _sums(values: Sequence[float]) -> tuple[float, ...]:

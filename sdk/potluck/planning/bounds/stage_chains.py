@@ -1,0 +1,416 @@
+"""A bound from chains of stages: the cheapest of them at prices of time, devices and air.
+
+Is there a plan in micro-batches of m rows, n of them, that takes at most T seconds and gives each
+device one stage? Each of its stages then is an option: no device of it needs more than T for its
+rows of all micro-batches, together with the quickest way to it and back, or with what is left of a
+ring once the last replica has its gradients; and no cable of a device carries for longer. Over all
+options, the stages also keep to limits that they share:
+
+- devices: each kind has as many as it has, so their prices w[d] >= 0 count once each;
+- air: all rows cross all cuts, and rings pass every gradient 2 (g - 1) times (g replicas), over a
+  medium that all paths share: at most T seconds of it;
+- time: row r waits for the devices s' that have it before stage s, and that of s for all its
+  micro-batches, so sum_{s' < s} t_{s'} + n t_s <= T; and with the mean over rows, where replica d
+  has k_d of m rows, t_s = sum_d k_d / m t_d(k_d). In training t is forward and backward; the same
+  holds for forwards alone in front of s, with the ring of s behind it. Of a request that does not
+  overlap with others all stages count: sum_s' t_s' + (n - 1) t_s <= T.
+
+The last are one limit for every stage. A price of each layer, added up over the layers of a stage,
+prices them all, whatever the stages are. With prices that add up to 1 (each limit as a part of
+itself), a plan costs at most 1, and so does the cheapest chain of options, found by dynamic
+programming over layers (Lagrangian relaxation: Fisher, Management Science 27, 1981; the chains are
+those of PipeDream, SOSP 2019). Where it costs more, no plan takes T seconds. Prices are bettered
+step by step, T is found by bisection. A step looks at layers^2 / 2 x kinds x numbers of rows.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, inf, isqrt, sqrt
+from typing import NamedTuple
+
+from potluck.planning.bounds.stage_options import ROUNDED, StageOption, StageOptions, sums
+from potluck.planning.building_blocks.device_classes import classes_of
+from potluck.planning.search.work_budget import COST_S, WorkBudget
+from potluck.records import Problem, Training
+from potluck.simulate import cost
+
+N_STEPS = 12  # to better the prices for one number of seconds
+N_HALVINGS = 7  # of the range in which the bound lies
+NEAR = 1.002  # of the bound, a range that is not halved any more
+EXACT_ROWS = 4  # of a micro-batch up to which devices of a stage are chosen exactly
+AIR, TIME = 0.2, 0.4  # prices at first; the rest is for devices
+STEADY = 4  # steps until they are half as long
+# counted for an option, and for a kind of device and a number of rows that is looked at of it
+OPTION_S, LOOK_S = 6e-6, 0.5e-6
+GIVEN_S = 1.5  # counted, for all
+
+
+class _Filled(NamedTuple):
+    """Rows of a knapsack: those of the last device, and of the others."""
+
+    kind: int
+    rows: int
+    others: "_Filled | None"
+
+
+class DevicePart(NamedTuple):
+    """Devices of a stage: of a kind, with so many rows each; of a relaxed choice also parts of a
+    device.
+    """
+
+    kind: int
+    rows: int
+    n_devices: float
+
+
+Choice = tuple[float, list[DevicePart]]  # a price, and what it is for
+
+
+@dataclass(slots=True)
+class ChainPrices:
+    """What all of a limit costs: of one device of each kind, of the air, and of the time of the
+    stage that has a layer, with what comes back to the stages before it, or with its ring.
+    """
+
+    devices: list[float]
+    air: float
+    paces: list[float]
+    rings: list[float]
+
+    def scale(self, counts: Sequence[int]) -> None:
+        """Make them add up to 1."""
+        total = self.air + sum(self.paces) + sum(self.rings)
+        total += sum(n * price for n, price in zip(counts, self.devices, strict=True))
+        self.devices = [price / total for price in self.devices]
+        self.paces = [price / total for price in self.paces]
+        self.rings = [price / total for price in self.rings]
+        self.air /= total
+
+
+class StageRate(NamedTuple):
+    """What a stage pays: for a second of forward and backward, of forwards alone, and once."""
+
+    both: float
+    forward: float
+    once: float
+
+
+class Chain:
+    """The cheapest chain of options at some prices.
+
+    Parameters
+    ----------
+    known
+        Costs of stages.
+    latency_s
+        What is to be refuted.
+    prices
+        Of all limits.
+    """
+
+    def __init__(self, known: StageOptions, latency_s: float, prices: ChainPrices) -> None:
+        self.known, self.prices = known, prices
+        self.latency_s = latency_s
+        self.paces = sums(prices.paces)
+        self.rings = sums(prices.rings)
+        self.taken = [
+            known.floors.batch * (sent + back) * known.floors.air_s / latency_s
+            for sent, back in zip(known.sent, known.back, strict=True)
+        ]  # of the air's time, by all rows over the cut in front of each layer
+        self.stages: list[tuple[int, StageOption]] = []
+
+    def cheapest(self, options: Sequence[Sequence[StageOption]]) -> float:
+        """Its price: infinite where there is none, and not exact above 1.
+
+        Parameters
+        ----------
+        options
+            Per first layer.
+        """
+        n_layers = self.known.n_layers
+        reached, came = [0.0] + [inf] * n_layers, dict[int, tuple[int, StageOption]]()
+        priced: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        for start, behind in enumerate(options):
+            so_far = reached[start] + self._cut(start)
+            if so_far > ROUNDED:
+                continue
+            for option in behind:
+                if self.known.floors.streaming:  # what is computed has no price
+                    key = option.alone, option.rows
+                    if key not in priced:
+                        priced[key] = self._group(start, option)[0]
+                    price = priced[key]
+                else:
+                    price = self._group(start, option, reached[option.stop] - so_far)[0]
+                if so_far + price < reached[option.stop]:
+                    reached[option.stop], came[option.stop] = so_far + price, (start, option)
+        at = n_layers
+        while at in came:
+            self.stages.append(came[at])
+            at = came[at][0]
+        self.stages.reverse()
+        return reached[n_layers]
+
+    def _cut(self, start: int) -> float:
+        """Price of the cut in front of a layer."""
+        known = self.known
+        waits = self.paces[-1] - self.paces[start] * known.floors.training
+        time_s = waits * known.trips[start]
+        time_s += (self.rings[-1] - self.rings[start]) * known.outward[start]
+        return self.prices.air * self.taken[start] + time_s / self.latency_s
+
+    def _rate(self, start: int, stop: int) -> StageRate:
+        """ChainPrices of a second in a stage."""
+        known = self.known
+        paces, rings = self.paces, self.rings
+        pace, ring = paces[stop] - paces[start], rings[stop] - rings[start]
+        if known.floors.training:
+            both = known.n * (pace + ring) + paces[-1] - paces[stop]
+        else:
+            both = paces[-1] + (known.n - 1) * pace
+        later = rings[-1] - rings[stop]
+        return StageRate(both / self.latency_s, later / self.latency_s, ring / self.latency_s)
+
+    def _group(self, start: int, option: StageOption, enough: float = inf) -> Choice:
+        """The cheapest devices for a stage: of few rows exactly, else at most as dear. What costs
+        `enough` is not looked at closely.
+        """
+        known, rate = self.known, self._rate(start, option.stop)
+        devices, best = self.prices.devices, inf
+        parts = list[DevicePart]()
+        update_s = known.update_s(start, option.stop)
+        for kind in option.alone:
+            price = self._seconds(rate, kind, -1, start, option.stop) + devices[kind]
+            if price + rate.once * update_s < best:
+                best = price + rate.once * update_s
+                parts = [DevicePart(kind, known.micro_batch, 1.0)]
+        if not option.rows:
+            return best, parts
+        ring = self._ring(start, option.stop)
+        once = rate.once * option.behind_s - ring  # the first replica needs none of it
+        if known.micro_batch <= EXACT_ROWS:
+            price, several = self._exactly(start, option, rate, ring, min(best, enough) - once)
+        else:
+            price, several = self._in_parts(start, option, rate, ring)
+        return (price + once, several) if price + once < best else (best, parts)
+
+    def _seconds(self, rate: StageRate, kind: int, q: int, start: int, stop: int) -> float:
+        """Price of the time that a device takes, as if it had all rows, each in its q-th number."""
+        both, forward = self.known.both[kind][q], self.known.forward[kind][q]
+        price = rate.both * (both[stop] - both[start])
+        return price + rate.forward * (forward[stop] - forward[start]) if rate.forward else price
+
+    def _ring(self, start: int, stop: int) -> float:
+        """Price of the air that one more replica takes."""
+        known = self.known
+        nbytes = 2 * known.ring_bytes(start, stop)
+        return self.prices.air * nbytes * known.floors.air_s / self.latency_s
+
+    def _exactly(
+        self, start: int, option: StageOption, rate: StageRate, ring: float, enough: float
+    ) -> Choice:
+        """Devices that have all rows, each its own: a knapsack that is filled device by device."""
+        known, m = self.known, self.known.micro_batch
+        offers = list[tuple[int, list[float]]]()
+        per_row = inf
+        for kind, most in enumerate(option.rows):
+            device = self.prices.devices[kind] + ring
+            prices = [
+                device + k / m * self._seconds(rate, kind, k - 1, start, option.stop)
+                for k in range(1, most + 1)
+            ]
+            per_row = min([per_row, *(price / k for k, price in enumerate(prices, 1))])
+            offers.append((kind, prices))
+        if m * per_row >= enough:
+            return inf, []
+        nothing: tuple[float, _Filled | None] = inf, None
+        best = [nothing] * (m + 1)
+        best[0] = 0.0, None
+        for kind, prices in offers:
+            for _ in range(min(known.counts[kind], m) if prices else 0):
+                is_same = True
+                for rows in range(m, 0, -1):  # those of fewer rows are without this device
+                    for k, price in enumerate(prices, 1):
+                        before, filled = best[max(0, rows - k)]
+                        if before + price < best[rows][0]:
+                            best[rows] = before + price, _Filled(kind, k, filled)
+                            is_same = False
+                if is_same:
+                    break
+        price, filled = best[m]
+        parts = list[DevicePart]()
+        while filled is not None:
+            parts.append(DevicePart(filled.kind, filled.rows, 1.0))
+            filled = filled.others
+        return price, parts
+
+    def _in_parts(self, start: int, option: StageOption, rate: StageRate, ring: float) -> Choice:
+        """Devices that have all rows, also parts of them: those that are cheapest per row first."""
+        known, m = self.known, self.known.micro_batch
+        sizes, tops = known.floors.sizes, known.floors.tops
+        offers = list[tuple[float, int, int, int]]()
+        for kind, most in enumerate(option.rows):
+            device, least = self.prices.devices[kind] + ring, (inf, 0)
+            for q, size in enumerate(sizes):
+                if size > most:
+                    break
+                rows = min(tops[q], most)
+                time = self._seconds(rate, kind, q, start, option.stop) / m
+                if time >= least[0]:
+                    break
+                least = min(least, (time + device / rows, rows))
+            if most:
+                offers.append((*least, kind, most * known.counts[kind]))
+        price, left = 0.0, m
+        parts = list[DevicePart]()
+        for row, rows, kind, most in sorted(offers):
+            taken = min(left, most)
+            price, left = price + taken * row, left - taken
+            parts.append(DevicePart(kind, rows, taken / rows))
+            if not left:
+                break
+        return price, parts
+
+    def better(self, step: float) -> None:
+        """Limits that the chain exceeds get dearer, others cheaper.
+
+        Parameters
+        ----------
+        step
+            By how much, for one that is exceeded by itself.
+        """
+        known, prices = self.known, self.prices
+        groups = [self._group(start, option)[1] for start, option in self.stages]
+        devices, air_s = [0.0] * len(known.counts), 0.0
+        for (start, option), parts in zip(self.stages, groups, strict=True):
+            for part in parts:
+                devices[part.kind] += part.n_devices
+            more = max(0.0, sum(part.n_devices for part in parts) - 1)
+            ring_bytes = 2 * more * known.ring_bytes(start, option.stop)
+            air_s += self.taken[start] * self.latency_s + ring_bytes * known.floors.air_s
+        for kind, count in enumerate(known.counts):
+            prices.devices[kind] *= self._dearer(devices[kind] / count, step)
+        prices.air *= self._dearer(air_s / self.latency_s, step)
+        for (start, option), (pace_s, ring_s) in zip(self.stages, self._times(groups), strict=True):
+            for i in range(start, option.stop):
+                prices.paces[i] *= self._dearer(pace_s / self.latency_s, step)
+                prices.rings[i] *= self._dearer(ring_s / self.latency_s, step)
+        prices.scale(known.counts)
+
+    def _times(self, groups: Sequence[Sequence[DevicePart]]) -> list[tuple[float, float]]:
+        """Per stage the seconds until all has come back from it, and until its ring is done."""
+        known, found = self.known, list[tuple[float, float]]()
+        times = list[tuple[float, float]]()
+        for (start, option), parts in zip(self.stages, groups, strict=True):
+            both = forward = 0.0
+            for kind, rows, n in parts:
+                q = bisect_right(known.floors.sizes, rows) - 1
+                part = n * rows / known.micro_batch
+                both_s, forward_s = known.both[kind][q], known.forward[kind][q]
+                both += part * (both_s[option.stop] - both_s[start])
+                forward += part * (forward_s[option.stop] - forward_s[start])
+            times.append((both, forward))
+        all_s = sum(both for both, _ in times) + sum(known.trips[i] for i, _ in self.stages)
+        before_s = first_s = 0.0
+        for (start, option), (both, forward) in zip(self.stages, times, strict=True):
+            before_s, first_s = before_s + known.trips[start], first_s + known.outward[start]
+            ring_s = first_s + known.n * both + option.behind_s
+            if known.floors.training:
+                found.append((before_s + known.n * both, ring_s))
+            else:
+                found.append((all_s + (known.n - 1) * both, 0.0))
+            before_s, first_s = before_s + both, first_s + forward
+        return found
+
+    @staticmethod
+    def _dearer(used: float, step: float) -> float:
+        return exp(max(-1.0, min(1.0, step * (used - 1))))
+
+
+def chains_bound_s(
+    table: cost.CostTable, low_s: float, high_s: float, is_late: Callable[[], bool]
+) -> float:
+    """Seconds that no plan goes below that gives each device one stage at most, from `low_s`, which
+    is proven, to `high_s`.
+
+    Parameters
+    ----------
+    table
+        Of a problem without branches.
+    low_s, high_s
+        Seconds.
+    is_late
+        Asked between pieces of work; the bound found by then is given.
+    """
+    budget = WorkBudget()
+
+    def is_over() -> bool:
+        return budget() >= GIVEN_S or is_late()
+
+    sizes, known = micro_batches(table.problem), dict[int, StageOptions]()
+    n_costs = len(classes_of(table)) * len(table.problem.layers)
+    for _ in range(N_HALVINGS):
+        if low_s <= 0 or high_s <= low_s * NEAR or is_over():
+            break
+        middle_s = sqrt(low_s * high_s) if high_s < inf else 2 * low_s
+        for rows in sizes:
+            if rows not in known:
+                known[rows] = StageOptions(table, rows)
+                budget.count(n_costs * len(known[rows].floors.sizes), COST_S)
+            if not _refutes(known[rows], middle_s, budget, is_over):
+                high_s = middle_s
+                sizes.remove(rows)
+                sizes.insert(0, rows)  # the one that is proved last is asked first
+                break
+        else:
+            low_s = middle_s
+    return low_s
+
+
+def _refutes(
+    known: StageOptions, latency_s: float, budget: WorkBudget, is_over: Callable[[], bool]
+) -> bool:
+    """Whether no plan of this micro-batch takes at most so many seconds, as far as that is proved
+    when it is over.
+    """
+    options, floors = known.options(latency_s), known.floors
+    n_options, n_kinds = sum(map(len, options)), len(known.counts)
+    n_looks = 1 if floors.streaming else n_kinds * len(floors.sizes)  # there most are alike
+    budget.count(n_options, OPTION_S * n_kinds)
+    air, time = AIR * (floors.air_s > 0), TIME * (not floors.streaming)
+    speeds = [1 / max(rows[-1][-1], 1e-30) for rows in known.both]
+    of_layer = time / known.n_layers
+    rings = of_layer * floors.training
+    prices = ChainPrices(speeds, 0.0, [0.0], [0.0])
+    prices.scale(known.counts)
+    prices = ChainPrices(
+        [(1 - air - time) * price for price in prices.devices],
+        air,
+        [of_layer] * known.n_layers,
+        [rings] * known.n_layers,
+    )
+    prices.scale(known.counts)
+    for step in range(N_STEPS):
+        budget.count(n_options, OPTION_S + LOOK_S * n_looks)
+        chain = Chain(known, latency_s, prices)
+        if chain.cheapest(options) > ROUNDED:
+            return True
+        if is_over():
+            return False
+        chain.better(1 / (1 + step / STEADY))
+    return False
+
+
+def micro_batches(problem: Problem) -> list[int]:
+    """Every micro-batch size that a plan may have, small ones first.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    """
+    fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
+    batch = problem.workload.batch
+    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
+    return [fixed] if fixed is not None else sorted({*small, *(batch // size for size in small)})
