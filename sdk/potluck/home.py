@@ -414,6 +414,7 @@ class Home(SharedHome, Shown):
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.network_file import declared, keep_network
         from potluck.profile.power_file import keep_watts, kept_watts
+        from potluck.run.hop_times import hop_between
 
         need_model(model, "profiled")
         check_measuring(rows, repeats, devices, watts)
@@ -453,6 +454,7 @@ class Home(SharedHome, Shown):
                     known=known,
                     watts=True if fresh and watts is None else watts,
                     measured_before=self._watts,
+                    hop_between=partial(hop_between, self._link, self._members),
                 )
                 measured = profile_of_the_others(
                     self._members.need(devices), lambda names: some(devices=names)

@@ -18,6 +18,7 @@ from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import (
     copy_bytes_per_s,
     overhead_s,
+    rows_before_update,
     time_segment,
     time_updates,
     weight_frac,
@@ -238,9 +239,13 @@ class WorkerEngine:
             )
             *sgd_s, update_s = (
                 time_updates(
-                    segment, repeats=message.repeats, slowdown=slowdown, arrays=self._arrays
+                    segment,
+                    rows_before_update(message.rows, timings),
+                    repeats=message.repeats,
+                    slowdown=slowdown,
+                    arrays=self._arrays,
                 )
-                if message.train
+                if message.train and message.rows
                 else (0.0,)
             )
             frac = (

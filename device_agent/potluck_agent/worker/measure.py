@@ -64,6 +64,11 @@ class Timing:
     backward_s: float = 0.0
     kept_bytes: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """Of both."""
+        return self.forward_s + self.backward_s
+
 
 class Measurable(LoadedSegment, Protocol):
     """A segment that can make up inputs for itself."""
@@ -158,26 +163,50 @@ def weight_frac(
 
 
 def time_updates(
-    segment: LoadedSegment, *, repeats: int, slowdown: float, arrays: Arrays
+    segment: Measurable, rows: int, *, repeats: int, slowdown: float, arrays: Arrays
 ) -> tuple[float, ...]:
-    """Seconds of one step of SGD, of SGD with momentum, and of AdamW on the segment's parameters,
-    with the gradients that they have now.
+    """Seconds of one step of SGD, of SGD with momentum, and of AdamW on the segment's parameters.
 
-    A step uses them up, so each gets them anew; without, it would have nothing to do.
+    Each comes after a forward and a backward of so many rows, as in a run: in a row, with its code
+    and numbers still in the caches, a short one takes half as long.
     """
-    vector = segment.gradients(1.0)
+    inputs = segment.example(rows)
 
     def seconds(name: str) -> float:
         settings = {"name": name, "lr": 0.0}
 
         def update() -> None:
-            segment.step(vector, settings)
+            segment.step(None, settings)
             arrays.synchronize()
 
-        times_s = [taken_s(update, slowdown) for _ in _runs(repeats, slowdown)]
+        times_s = []
+        for _ in _runs(repeats, slowdown):
+            _learn(segment, inputs, rows, arrays)
+            times_s.append(taken_s(update, slowdown))
         return typical_s(times_s[1:], slowdown)
 
     return tuple(seconds(name) for name in _OPTIMIZERS)
+
+
+def rows_before_update(rows: Sequence[int], timings: Sequence[Timing]) -> int:
+    """What is computed before an update that is timed: the most rows of these, if that is short,
+    else the fewest.
+    """
+    return max(
+        (n for n, timing in zip(rows, timings, strict=True) if timing.seconds <= SHORT_S),
+        default=min(rows),
+    )
+
+
+def _learn(segment: Measurable, inputs: Tensors, rows: int, arrays: Arrays) -> None:
+    outputs = segment.forward(
+        inputs, key=_KEY, train=True, rows=(0, rows, rows), step=0, micro_batch=0
+    )
+    ports = zip(outputs, segment.graph.outputs, strict=True)
+    gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
+    if gradients:
+        segment.backward(_KEY, gradients, 1.0)
+    segment.forget(_KEY)
 
 
 def overhead_s(slowdown: float, arrays: Arrays) -> float:

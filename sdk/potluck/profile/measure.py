@@ -24,7 +24,13 @@ from potluck.profile.measure_network import measure_network, pairs_to_probe
 from potluck.profile.measure_power import NotMeasured, has_meter, measure_watts, shared
 from potluck.profile.power_model import Watts
 from potluck.profile.profiles import Measurements, Profile, can_train
-from potluck.profile.shared_machines import Costs, SharedMachine, at_work, shared_machines
+from potluck.profile.shared_machines import (
+    Costs,
+    HopBetween,
+    SharedMachine,
+    at_work,
+    shared_machines,
+)
 from potluck.records import Device, LayerCost
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Member, Members
@@ -87,6 +93,7 @@ def profile(
     known: HomeNetwork | None = None,
     watts: bool | None = False,
     measured_before: dict[str, Watts] | None = None,
+    hop_between: HopBetween | None = None,
 ) -> Profile:
     """The profile of `model` on these devices, by default on every ready one.
 
@@ -120,6 +127,8 @@ def profile(
         The network that the owner declared.
     watts, measured_before
         Whether power is measured where a meter is (None: unless it was), and what was, by key.
+    hop_between
+        Runs something on two devices of a machine, for what a value takes between tasks.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
@@ -147,7 +156,7 @@ def profile(
     for note in connected.contradictions:
         warnings.warn(note, stacklevel=2)
     notes += connected.notes
-    machines = shared_machines(bench, model, found, capabilities)
+    machines = shared_machines(bench, model, found, capabilities, hop_between)
     network = at_work(connected.network, machines.values())
     if watts is not False:
         powers = measured_before if measured_before is not None else {}

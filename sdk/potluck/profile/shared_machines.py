@@ -2,15 +2,16 @@
 handing out their work takes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
+from potluck.errors import PotluckError
 from potluck.profile.device_bench import MAX_REPEATS, Bench
 from potluck.profile.network import is_itself, stated_rate
-from potluck.records import Device, LayerCost, Network
+from potluck.records import HOME, Device, LayerCost, Network
 
 TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
 # a value and its answer: each is an event that an agent handles
@@ -22,18 +23,32 @@ Costs = Mapping[bool, tuple[LayerCost, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredHop:
+    """From the end of a task on one device to the start of the next one on another that takes its
+    value, of so many bytes.
+    """
+
+    seconds: float
+    nbytes: int
+
+
+HopBetween = Callable[[str, str], MeasuredHop]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMachine:
     """A machine that several devices compute on.
 
     `host_cores`: how many of them do so at full speed at once. `wait_s`: what a small value takes
     from one to another with its answer, while they are at work; `wait_frac`: the same by what it
-    takes when nobody computes.
+    takes when nobody computes. `hop`: of a value from task to task, where that could be measured.
     """
 
     host: str
     host_cores: float
     wait_s: float
     wait_frac: float
+    hop: MeasuredHop | None = None
 
     def device(self, device: Device) -> Device:
         """The device as one of this machine's: short programs take longer while others work."""
@@ -50,6 +65,7 @@ def shared_machines(
     model: Any,
     found: Mapping[str, Costs],
     capabilities: Mapping[str, Mapping[str, Any]],
+    hop_between: HopBetween | None = None,
 ) -> dict[str, SharedMachine]:
     """Of every device that shares its machine with others, the machine, measured.
 
@@ -63,11 +79,15 @@ def shared_machines(
         Per device, the times of its layers.
     capabilities
         Per device, its capability statement.
+    hop_between
+        Runs something on two devices of a machine; default: nothing can be run.
     """
     machines: dict[str, SharedMachine] = {}
     for sharing in sharing_hosts(capabilities):
         costs = {name: found[name] for name in sharing}
         machine = _measured(bench, model, _common_mode(found, sharing), costs, capabilities)
+        if hop_between is not None:
+            machine = replace(machine, hop=_hop(hop_between, _unpaced(sharing, capabilities)))
         machines |= dict.fromkeys(sharing, machine)
     return machines
 
@@ -82,11 +102,14 @@ def at_work(network: Network, machines: Iterable[SharedMachine]) -> Network:
     machines
         That devices share.
     """
-    wait_s = {machine.host: machine.wait_s for machine in machines}
-    paths = {
-        pair: replace(path, latency_s=max(path.latency_s, wait_s.get(path.host, 0.0)))
-        for pair, path in network.paths.items()
-    }
+    by_host = {machine.host: machine for machine in machines}
+    paths = dict(network.paths)
+    for pair, path in network.paths.items():
+        if (machine := by_host.get(path.host)) is not None:
+            hop = machine.hop if HOME not in pair else None
+            beside_s = hop.seconds - hop.nbytes / network.bandwidth(*pair) if hop else 0.0
+            latency_s = max(path.latency_s, machine.wait_s, beside_s)
+            paths[pair] = replace(path, latency_s=latency_s)
     return replace(network, paths=paths)
 
 
@@ -115,11 +138,22 @@ def _measured(
         int(some.get("cores") or 1) / int(some.get("threads") or 1),
         alone_s[index] / max(together_s, 1e-9),
     )
-    quick = [name for name in found if stated_rate(capabilities[name]) is None]
+    quick = _unpaced(found, capabilities)
     wait_s, wait_frac = _waits(bench, quick, model, index, train, rows)
     return SharedMachine(
         host=str(some["host"]), host_cores=cores, wait_s=wait_s, wait_frac=max(1.0, wait_frac)
     )
+
+
+def _unpaced(names: Iterable[str], capabilities: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [name for name in names if stated_rate(capabilities[name]) is None]
+
+
+def _hop(hop_between: HopBetween, names: Sequence[str]) -> MeasuredHop | None:
+    try:
+        return hop_between(names[0], names[1]) if len(names) > 1 else None
+    except (PotluckError, ImportError):  # no room, or no torch: waits say something, too
+        return None
 
 
 def _waits(

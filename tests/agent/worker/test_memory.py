@@ -80,7 +80,7 @@ def profiled(graph):
     """What `MeasureTask` does with a segment."""
     made = TrainingSegment(graph)
     time_segment(made, (ROWS // 2, ROWS), train=True, repeats=1, slowdown=1.0, arrays=torch_arrays)
-    time_updates(made, repeats=1, slowdown=1.0, arrays=torch_arrays)
+    time_updates(made, ROWS, repeats=1, slowdown=1.0, arrays=torch_arrays)
 
 
 def trained(graph):

@@ -70,7 +70,7 @@ def test_power_is_measured_once_in_a_home_or_when_asked_for_or_not_at_all(metere
     first = measured(metered_home).devices[0]
     n_kept = len(metered_home.readings.history["a"])
     again = profiled(metered_home).devices[0]
-    assert replace(again, overhead_s=first.overhead_s) == first
+    assert replace(again, overhead_s=first.overhead_s, handling_s=first.handling_s) == first
     assert len(metered_home.readings.history["a"]) == n_kept
     assert measured(metered_home).devices[0].power_mark == MEASURED
     assert len(metered_home.readings.history["a"]) > n_kept

@@ -4,8 +4,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from potluck.profile.shared_machines import at_work, effective_cores, shared_machines, sharing_hosts
-from potluck.records import Device, LayerCost, Medium, Network, Path
+from potluck.errors import OutOfMemory
+from potluck.profile.shared_machines import (
+    MeasuredHop,
+    at_work,
+    effective_cores,
+    shared_machines,
+    sharing_hosts,
+)
+from potluck.records import HOME, Device, LayerCost, Medium, Network, Path
 
 LAYERS = (
     LayerCost(rows=(1, 8), forward_s=(0.01, 0.02)),
@@ -89,3 +96,28 @@ def test_a_paced_uplink_says_nothing_of_the_processor():
     )
     assert bench.pairs == []
     assert machines["a"].device(Device(name="a", memory_bytes=1)).handling_s == 0.0
+
+
+def machine_with(hop_between):
+    alike = {"host": "box", "cores": 2, "threads": 1}
+    times = {name: {False: LAYERS} for name in "abc"}
+    return shared_machines(Bench(), None, times, dict.fromkeys("abc", alike), hop_between)["a"]
+
+
+def test_a_value_takes_as_long_as_it_did_from_task_to_task_beside_its_bytes():
+    machine = machine_with(lambda source, target: MeasuredHop(seconds=0.015, nbytes=500))
+    inside = Path(media=(("m", 1),), latency_s=0.001, host="box")
+    network = Network(
+        media=(Medium(name="m", capacity_bytes_per_s=1e5),),
+        paths={("b", "c"): inside, (HOME, "a"): inside},
+    )
+    paths = at_work(network, [machine]).paths
+    assert paths["b", "c"].latency_s == pytest.approx(0.010)
+    assert paths[HOME, "a"].latency_s == pytest.approx(0.003)  # no task sends it
+
+
+def test_where_nothing_can_be_run_small_values_say_what_there_is_to_say():
+    def refused(source, target):
+        raise OutOfMemory("no room.", device=target)
+
+    assert machine_with(refused) == machine_with(None)

@@ -262,7 +262,7 @@ def test_every_time_that_is_measured_is_that_of_finished_work(counters, monkeypa
     monkeypatch.setattr(measure, "taken_s", watched)
     made = TrainingSegment(graph_of(NETWORKS["cnn"]))
     measure.time_segment(made, (ROWS,), train=True, repeats=1, slowdown=1.0, arrays=arrays)
-    assert len(measure.time_updates(made, repeats=1, slowdown=1.0, arrays=arrays)) == 3
+    assert len(measure.time_updates(made, ROWS, repeats=1, slowdown=1.0, arrays=arrays)) == 3
     assert measure.overhead_s(1.0, arrays) > 0
     assert measure.copy_bytes_per_s(1.0, arrays) > 0
 
