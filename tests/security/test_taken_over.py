@@ -140,6 +140,23 @@ def test_a_step_that_a_device_never_ends_is_computed_by_the_others(home, kind, i
     check_learned(run, joined(history, more))
 
 
+REFUSED = m.Refused(about=m.NUMBER_OF[m.Roster], code=m.RefusalCode.BUSY, text="x")
+
+
+@pytest.mark.parametrize("said", [[], [(REFUSED, ())]], ids=["silent", "refuses"])
+def test_who_will_not_hear_of_the_others_is_done_without(home, said):
+    memory_of(home).take_over(
+        B,
+        lambda message, buffers: said if isinstance(message, m.RosterSet) else [(message, buffers)],
+    )
+    for name in (B, C):
+        memory_of(home).kill(name)
+        memory_of(home).restart(name)
+    home.devices.join()
+    assert home.devices.ready == (A, C)
+    assert "Roster" in str(home.devices[B].error)
+
+
 @pytest.mark.long
 def test_who_does_not_answer_keeps_no_other_device_from_coming_back(home):
     mute(home, m.RosterSet)

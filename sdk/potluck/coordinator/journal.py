@@ -275,7 +275,8 @@ def read_entries(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
     FileError
         It is of another version, or a line but the last does not hold.
     """
-    entries, nbytes = [], 0
+    entries: list[tuple[dict[str, Any], int]] = []
+    nbytes = 0
     try:
         with open_file(path) as file:
             # behind the last end is nothing, or a cut line

@@ -362,13 +362,8 @@ class Members(Shown, Mapping[str, Member]):
         Parameters
         ----------
         about
-            Devices whose word is waited for; one that will not hear of the others is no reason
-            to do without the rest.
-
-        Raises
-        ------
-        PotluckError
-            One of those did not take it.
+            Devices whose word counts: the session of one that does not take it ends, and
+            `Member.error` says why. None is a reason to do without the rest.
         """
         rows = [
             {"name": name, "key": self[name].key, "address": str(self[name].addresses[0])}
@@ -381,8 +376,10 @@ class Members(Shown, Mapping[str, Member]):
         }
         wait_for(answers.values())
         for name in about:
-            if name in answers:
-                answers[name].result()
+            error = answers[name].exception() if name in answers else None
+            if isinstance(error, PotluckError) and name in self:
+                self._link.notify(CloseSession(device=name))
+                self.add(replace(self[name], session=None, error=error))
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """These devices (default: all that are ready and stay, or all that are ready) with an open
