@@ -264,6 +264,8 @@ def test_no_option_has_a_sign_that_no_file_of_a_service_can_say(
         (("--record", "life.rec"), "starts again and again"),
         (("--relay", "nobody.json"), "there is no .*nobody.json"),
         (("--log-file", "nowhere/agent.log"), "there is no such folder"),
+        (("--bind", "192.0.2.1"), "Give it an address of this device"),
+        (("--bind", "nobody.invalid"), "Give it an address of this device"),
     ],
 )
 def test_what_would_fail_at_every_start_is_not_installed(tmp_path, words, why):

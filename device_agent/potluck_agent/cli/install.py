@@ -5,6 +5,7 @@ Again with other options it changes them; `--remove` undoes it; `--print` only s
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -169,6 +170,7 @@ def _check(given: Namespace, service: AgentService) -> None:
                 f"{word!r} cannot stand in a service: it has a line break, a control character, or "
                 "bytes that are not UTF-8. Choose another path."
             )
+    _check_address(given.bind)
     if given.relay is not None:
         read_invitation(given.relay)
     if given.log_file is not None and not given.log_file.absolute().parent.is_dir():
@@ -178,6 +180,17 @@ def _check(given: Namespace, service: AgentService) -> None:
             "--record writes a new file, and a service starts again and again. Start the agent "
             "by hand to record: potluck agent start --record FILE."
         )
+
+
+def _check_address(host: str) -> None:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        raise AgentError(
+            f"--bind {host}: {error.strerror or error}. Give it an address of this device, or "
+            "leave it out to listen everywhere."
+        ) from error
 
 
 def _described(step: Step, place: InstallTarget) -> str:

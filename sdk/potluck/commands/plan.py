@@ -35,6 +35,10 @@ examples:
   potluck plan smart-home-2 qwen3-1.7b:float16:decode --infer batch=1
   potluck plan judge plan.toml --without phone
   potluck plan share robot-indoors vgg19"""
+# options of `share` alone, and all that some words read
+SIDES = frozenset({"device", "helper", "at"})
+READ_BY = {"share": SIDES | {"html"}, "list": frozenset({"json"})}
+OPTIONS = {"added": "--with"}  # where one is not called as its value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_variant(parser)
     _add_sides(parser)
     _add_outcome(parser)
+    parser.set_defaults(defaults=vars(parser.parse_args(["HOME"])))
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +161,17 @@ def main(args: argparse.Namespace) -> None:
     action, counts = actions.get(first, (_plan, (1,)))
     if len(rest) not in counts:
         args.wrong_usage("that is too few words or too many; a home and a model are needed to plan")
+    _check_read(args, first)
     action(args, *(rest if first in actions else args.words))
+
+
+def _check_read(args: argparse.Namespace, first: str) -> None:
+    """Refuse options that would change nothing."""
+    for name, default in args.defaults.items():
+        is_read = name in READ_BY[first] if first in READ_BY else name not in SIDES
+        if name not in ("words", "wrong_usage") and not is_read and getattr(args, name) != default:
+            option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+            args.wrong_usage(f"{option} says nothing here; leave it out")
 
 
 # --- the five actions -----------------------------------------------------------------------------

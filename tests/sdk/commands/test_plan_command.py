@@ -251,3 +251,19 @@ def test_share_tells_whether_a_helper_pays(capsys, tmp_path):
     assert "best layer cut" in page.read_text()
     assert "has no device 'toaster'" in output_of(capsys, *arguments, "--helper", "toaster", code=1)
     assert "above zero" in output_of(capsys, *arguments, "--at", "0B/s", code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (("share", "robot-indoors", "vgg19"), "--layers", "0"),
+        (("share", "robot-indoors", "vgg19"), "--with", "phone"),
+        (("list", "homes"), "--train", "batch=4"),
+        (SMALL, "--device", "laptop-1"),
+        (SMALL, "--at", "20MB/s"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(capsys, words, option, value):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", *words, option, value])
+    assert f"{option} says nothing here" in capsys.readouterr().err
