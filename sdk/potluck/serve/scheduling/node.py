@@ -210,8 +210,8 @@ class ServerNode:
                 self._stream_ended(stream)
             case Settled(request_id, refused):
                 self._handed_on.pop(request_id, None)
-                if refused and request_id in self._routes:
-                    self._routes[request_id].server = ""
+                if refused:
+                    self._rest_refused(request_id, actions)
             case ServerGone(server):
                 self._server_gone(server, now_s, actions)
             case Placed(pools):
@@ -312,6 +312,21 @@ class ServerNode:
             actions.append(HandOn(request, route.server))
         else:
             actions.append(RefuseRequest(request, ServeRefusal.INSUFFICIENT))
+
+    def _rest_refused(self, stream: int, actions: list[Action]) -> None:
+        """Nobody takes what was handed on of a stream. A part of it that is served here gets the
+        frames of the rest, too: those that hold their tolerance are computed, as beyond the grant
+        of a stream that is not divided. Whoever has no part says no to whom it comes from.
+        """
+        route = self._routes.get(stream)
+        if route is None:
+            return
+        route.server = ""
+        if route.pool is not None:
+            route.here_frac = 1.0
+        else:
+            del self._routes[stream]
+            actions.append(RefuseRequest(route.request, ServeRefusal.INSUFFICIENT))
 
     def _stream_ended(self, stream: int) -> Request | None:
         """Free what it had; returns what was asked, if it was here."""

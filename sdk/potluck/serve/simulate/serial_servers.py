@@ -134,8 +134,9 @@ class SerialServing(ServingSimulation):
     def _refused(self, request: Request, now_s: float) -> None:
         """Who handed a stream on hears that it was refused there."""
         if request.fps and len(request.path) > 1:
-            sender = self.nodes[self.index[request.path[-2]]]
-            sender.handle(Settled(request.id, refused=True), now_s)
+            index = self.index[request.path[-2]]
+            settled = Settled(request.id, refused=True)
+            self._follow(index, self.nodes[index].handle(settled, now_s), now_s)
 
     def _end(self, what: object, now_s: float) -> None:
         """Its frames have been counted one by one."""

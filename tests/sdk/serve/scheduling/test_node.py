@@ -118,16 +118,26 @@ def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
             went[type(action).__name__] += 1
         local.handle(BatchDone(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
     assert went["HandOn"] == pytest.approx(300 * (1 - granted / 200), abs=2)
-    # the other server refuses its part: those frames are refused here, the others go on
+    # the other server refuses its part: whatever of it holds its tolerance is computed here
     local.handle(Settled(7, refused=True), 2.0)
-    late = [
-        local.handle(
-            RequestArrived(request(900 + n, 2.0, 0.2, "cameras", stream=7, frame=300 + n)), 2.0
-        )
-        for n in range(10)
-    ]
-    assert any(isinstance(a, RefuseRequest) for actions in late for a in actions)
-    assert not any(isinstance(a, HandOn) for actions in late for a in actions)
+    ends = Counter()
+    for frame in range(300, 600):
+        at_s = 2.0 + (frame - 300) * 0.005
+        each = request(100 + frame, at_s, 0.2, "cameras", stream=7, frame=frame)
+        local.handle(BatchDone(CAMERA_POOL.key, 0), at_s)
+        for action in local.handle(RequestArrived(each), at_s):
+            ends[type(action).__name__] += 1
+    assert [*ends] == ["ComputeBatch"]
+
+
+def test_who_has_no_part_of_a_stream_that_nobody_takes_says_so_to_whom_it_came_from():
+    local = node(Others("b"), pools=[])
+    (sent,) = local.handle(RequestArrived(request(7, name="cameras", fps=30.0, limit_s=9)), 0.0)
+    (refusal,) = local.handle(Settled(7, refused=True), 0.1)
+    assert (type(sent), refusal.request.id) == (HandOn, 7)
+    frame = request(8, name="cameras", limit_s=0.2, stream=7, frame=0)
+    assert kinds(local.handle(RequestArrived(frame), 0.1)) == ["RefuseRequest"]
+    assert local.handle(Settled(7, refused=True), 0.2) == []
 
 
 def test_a_failed_batch_is_decided_anew():
