@@ -1,27 +1,56 @@
 """Batches on their way, and the pools of loaded models that they go to."""
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from potluck.serve.runtime.device_turns import Backlog
 from potluck.serve.runtime.loaded_model import Loaded
 from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
+from potluck.serve.scheduling.records import BatchTimes
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """Rows that the node has started together, on their way through one loaded model. `begun_s`,
-    `called_s`: when it had its turn there, and when the latest of its calls was made.
+    `called_s`: when it had its turn there, and when the latest of its calls was made. `backlog`: of
+    the device. `times`: of batches by themselves.
     """
 
     pool: PoolKey
     replica: int
     loaded: Loaded
     calls: deque[list[RequestRow]]
+    backlog: Backlog
     begun_s: float = 0.0
     called_s: float = 0.0
     rows: list[RequestRow] = field(default_factory=list)
+    times: BatchTimes | None = None
+
+    def alone_s(self, n_rows: int) -> float:
+        """Seconds of so many rows, with nothing beside them."""
+        return self.times.at(min(n_rows, self.times.largest)) if self.times else 0.0
+
+    def too_late(self, rows: Sequence[RequestRow], now_s: float) -> list[RequestRow]:
+        """Of rows whose turn it is, those that cannot be in time any more: without them the others
+        are. An idle device is given one all the same, since it may do better than was learned.
+
+        Parameters
+        ----------
+        rows
+            Of one call.
+        now_s
+            The time.
+        """
+        start_s, pace = self.backlog.until_s(now_s), self.backlog.pace
+        left = sorted(rows, key=lambda row: -row.pending.deadline_s)
+        late = []
+        while len(left) > self.backlog.is_empty:
+            if start_s + pace * self.alone_s(len(left)) <= left[-1].pending.deadline_s:
+                break
+            late.append(left.pop())
+        return late
 
     def computed(
         self, devices: tuple[str, ...], rows: Collection[RequestRow], now_s: float

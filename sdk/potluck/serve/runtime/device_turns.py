@@ -3,12 +3,81 @@ devices themselves, such as those that write texts.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from potluck.serve.scheduling.fair_queueing import FairQueue
 
+MOST_PACE = 16.0  # of one call: it may be an outlier
+LEARN_FRAC = 0.25  # of what the latest call says
 LOOK_S = 1.0  # how often who waits looks whether all has ended
+
+
+class Backlog:
+    """When one device is done with the calls that it was given: it computes one after the other.
+    How much longer than was measured they take is learned from those that end.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[object, float] = {}  # of each call by itself, in order
+        self._first_s = 0.0  # when the first of them began
+        self._pace = 1.0
+
+    @property
+    def pace(self) -> float:
+        """How many times longer than was measured a call takes."""
+        return self._pace
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the device is idle."""
+        return not self._seconds
+
+    def until_s(self, now_s: float) -> float:
+        """When a call that is made now would begin.
+
+        Parameters
+        ----------
+        now_s
+            The time.
+        """
+        if not self._seconds:
+            return now_s
+        return max(now_s, self._first_s + self._pace * sum(self._seconds.values()))
+
+    def begun(self, call: object, seconds: float, now_s: float) -> None:
+        """This call is made.
+
+        Parameters
+        ----------
+        call
+            What `ended` will be told.
+        seconds
+            That it takes by itself.
+        now_s
+            The time.
+        """
+        if not self._seconds:
+            self._first_s = now_s
+        self._seconds[call] = seconds
+
+    def ended(self, call: object, now_s: float) -> None:
+        """This call has ended: the next one begins.
+
+        Parameters
+        ----------
+        call
+            As `begun` was told.
+        now_s
+            The time.
+        """
+        is_first = call is next(iter(self._seconds), None)
+        seconds = self._seconds.pop(call, 0.0)
+        if is_first and seconds > 0:
+            took = min(MOST_PACE, (now_s - self._first_s) / seconds)
+            self._pace = max(1.0, self._pace + LEARN_FRAC * (took - self._pace))
+        self._first_s = now_s
 
 
 class DeviceTurns:
@@ -27,6 +96,7 @@ class DeviceTurns:
     ) -> None:
         self._clock, self._guarded = clock, guarded
         self._queues: dict[str, FairQueue[Callable[[], None]]] = {}
+        self.backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
         self._closed = False
 
     def offer(

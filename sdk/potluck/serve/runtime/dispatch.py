@@ -18,6 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
+from potluck.serve.runtime.alarm import Alarm
 from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy
 from potluck.serve.runtime.device_turns import DeviceTurns
 from potluck.serve.runtime.loaded_model import Computing, Loaded
@@ -115,10 +116,8 @@ class Dispatch:
         self._is_going_on = False
         self._events: deque[Event] = deque()
         self._settled: list[Callable[[], None]] = []
-        self._wake_s: float | None = None
-        self._waking = threading.Condition()
         self._closed = False
-        threading.Thread(target=self._keep_waking, name="potluck serve", daemon=True).start()
+        self._alarm = Alarm(clock, STATE_S, self._rung)
 
     # --- for any thread ---------------------------------------------------------------------------
 
@@ -270,8 +269,7 @@ class Dispatch:
             for name in tuple(self.records):
                 self.remove(name)
         self.turns.close()
-        with self._waking:
-            self._waking.notify_all()
+        self._alarm.close()
         self.lost.set()
 
     # --- who holds the lock -----------------------------------------------------------------------
@@ -318,7 +316,7 @@ class Dispatch:
             case Open(_, request, grant):
                 self._streams[request.id] = grant.total_fps
             case WakeAt(at_s):
-                self._wake_at(at_s)
+                self._alarm.at(at_s)
 
     def _refused(self, request: Request, reason: ServeRefusal) -> None:
         self._streams.pop(request.id, None)
@@ -344,7 +342,7 @@ class Dispatch:
         if record is None or not is_in_time or len(waiting) >= record.max_queue:
             return False
         waiting.append(request)
-        self._wake_at(request.deadline_s)
+        self._alarm.at(request.deadline_s)
         return True
 
     def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
@@ -387,9 +385,12 @@ class Dispatch:
             self._handle(BatchDone(start.pool, start.replica))
             return
         calls = deque(calls_of(rows, loaded.batch))
-        batch = Batch(start.pool, start.replica, loaded, calls, rows=rows)
-        loaded.n_under_way += 1
         device, name = loaded.devices[0], start.pool[0]
+        backlog = self.turns.backlogs[device]
+        batch = Batch(start.pool, start.replica, loaded, calls, backlog, rows=rows)
+        if (held := self._held.get(start.pool)) is not None:
+            batch.times = held.pool.allocation.variant.times[1]
+        loaded.n_under_way += 1
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
         self.turns.offer(device, name, partial(self._begin, batch), priority)
@@ -401,7 +402,7 @@ class Dispatch:
     def _call(self, batch: Batch) -> None:
         """Have the next rows of a batch computed; where there are none, it is over."""
         while batch.calls:
-            rows = [row for row in batch.calls.popleft() if not row.pending.is_over]
+            rows = self._in_time(batch, batch.calls.popleft())
             if not rows:
                 continue
             batch.called_s = self.clock()
@@ -412,14 +413,24 @@ class Dispatch:
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
+            batch.backlog.begun(batch, batch.alone_s(len(rows)), batch.called_s)
             in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
-        self._ended(batch)
-        self._handle(BatchDone(batch.pool, batch.replica))
+        self._freed(batch)
+        self._handle(BatchDone(batch.pool, batch.replica))  # what follows may be more urgent
+        self._left(batch)
+
+    def _in_time(self, batch: Batch, rows: list[RequestRow]) -> list[RequestRow]:
+        """Those that somebody waits for; who waited too long for a turn is refused."""
+        rows = [row for row in rows if not row.pending.is_over]
+        for row in batch.too_late(rows, self.clock()):
+            self._refuse(row.pending, ServeRefusal.CANNOT_MEET.value)
+        return [row for row in rows if not row.pending.is_over]
 
     def _came(self, batch: Batch, rows: list[RequestRow], in_flight: Computing, _: object) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
+            batch.backlog.ended(batch, self.clock())
             try:
                 outputs = in_flight.wait()
             except RequestFailed as error:
@@ -457,7 +468,7 @@ class Dispatch:
 
     def _left_s(self, rows: list[RequestRow]) -> float:
         """Until the last of them must be answered."""
-        return max(row.pending.arrived_s + row.pending.limit_s for row in rows) - self.clock()
+        return max(row.pending.deadline_s for row in rows) - self.clock()
 
     def _elsewhere(self, batch: Batch, rows: list[RequestRow], reason: str) -> None:
         """The device would not, or whom it handed them on to: what is left of the batch is decided
@@ -494,10 +505,15 @@ class Dispatch:
         self.lost.set()
 
     def _ended(self, batch: Batch) -> None:
-        device = batch.loaded.devices[0]
+        self._freed(batch)
+        self._left(batch)
+
+    def _freed(self, batch: Batch) -> None:
         batch.loaded.n_under_way -= 1
         self._let_go([batch.loaded])
-        self.turns.leave(device, batch.pool[0], batch.begun_s)
+
+    def _left(self, batch: Batch) -> None:
+        self.turns.leave(batch.loaded.devices[0], batch.pool[0], batch.begun_s)
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -522,26 +538,10 @@ class Dispatch:
             if id(each) not in kept and not each.n_under_way and not each.is_lost:
                 each.close()
 
-    # --- time -------------------------------------------------------------------------------------
-
-    def _wake_at(self, at_s: float) -> None:
-        with self._waking:
-            if self._wake_s is None or at_s < self._wake_s:
-                self._wake_s = at_s
-                self._waking.notify_all()
-
-    def _keep_waking(self) -> None:
-        stated_s = self.clock()
-        while not self._closed:
-            with self._waking:
-                due_s = min(self._wake_s or float("inf"), stated_s + STATE_S)
-                self._waking.wait(max(0.0, min(STATE_S, due_s - self.clock())))
-                is_due = self._wake_s is not None and self._wake_s <= self.clock()
-                self._wake_s = None if is_due else self._wake_s
-            with self._turn():
-                if is_due:
-                    self._handle(Tick())
-                    self._settle_homeless()
-                if self.clock() >= stated_s + STATE_S:
-                    stated_s = self.clock()
-                    self._node.state(stated_s)
+    def _rung(self, is_due: bool, is_over: bool) -> None:
+        with self._turn():
+            self._handle(Tick())
+            if is_due:
+                self._settle_homeless()
+            if is_over:
+                self._node.state(self.clock())

@@ -67,6 +67,11 @@ class Pending:
         return self.taken_s > self.limit_s
 
     @property
+    def deadline_s(self) -> float:
+        """By when its answer must be there."""
+        return self.arrived_s + self.limit_s
+
+    @property
     def taken_s(self) -> float:
         """Seconds until it was answered."""
         return self.answered_s - self.arrived_s

@@ -217,6 +217,7 @@ class Batcher:
 
     def _start(self, now_s: float, actions: list[Action]) -> None:
         """Start batches while there are requests and idle replicas."""
+        self._drop_late(now_s, actions)
         while self._queue and (idle := self._idle()):
             start_s = self._latest_start_s(now_s)
             if start_s > now_s + ROUNDED_S:
@@ -228,6 +229,15 @@ class Batcher:
                 seconds = self.batch_s[len(batch)] * work
                 self._running[replica], self._until_s[replica] = True, now_s + seconds
                 actions.append(StartBatch(replica, tuple(batch), seconds))
+
+    def _drop_late(self, now_s: float, actions: list[Action]) -> None:
+        """Who can no longer be met hears it now, not when a replica is idle."""
+        while self.early_drop and self._queue and not self._holds(self._queue[0][3], now_s):
+            actions.append(self._given_back(self._pop(), now_s))
+
+    @staticmethod
+    def _given_back(request: Request, now_s: float) -> GiveBack:
+        return GiveBack(request, TIMED_OUT if request.deadline_s < now_s else CANNOT_MEET)
 
     def _idle(self) -> list[int]:
         return [replica for replica in range(self.n_replicas) if not self._running[replica]]
@@ -255,10 +265,9 @@ class Batcher:
         batch: list[Request] = []
         while self._queue and len(batch) < most:
             request = self._pop()
-            if request.deadline_s < now_s:
-                actions.append(GiveBack(request, TIMED_OUT))
-            elif self.early_drop and not self._holds(request, now_s):
-                actions.append(GiveBack(request, CANNOT_MEET))
+            is_dropped = self.early_drop and not self._holds(request, now_s)
+            if is_dropped or request.deadline_s < now_s:
+                actions.append(self._given_back(request, now_s))
             else:
                 batch.append(request)
         return self._shrunk(batch, now_s) if self.early_drop else batch

@@ -1,0 +1,167 @@
+"""Several services on the same devices, asked for more than these can do, in virtual time: what is
+answered in time stays, whoever is more urgent goes first, and nearly nothing is computed in vain.
+"""
+
+from collections import Counter
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+import pytest
+
+from potluck.serve.runtime.device_placement import ServiceDemand, kinds_of, place_all, record
+from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.runtime.measure import MeasuredService, padded_times
+from potluck.serve.scheduling.records import Latency
+from potluck.serve.scheduling.replica_pools import Pool
+
+torch = pytest.importorskip("torch")
+SIZES = (1, 2, 4, 8, 16, 32)
+LIMITS_S = {"a": 0.3, "b": 1.0, "c": 0.5}
+SECONDS = {"a": (0.006, 0.004), "b": (0.012, 0.012), "c": (0.006, 0.004)}  # of a batch; of a row
+PER_S = {"a": 90.0, "b": 18.0, "c": 90.0}  # what two devices can just do
+DEVICES = ("one", "two")
+WAY_S = 0.002
+LASTS_S = 10.0
+
+
+class SerialDevice:
+    """Has one service loaded; computes one batch after the other."""
+
+    def __init__(self, name, batch):
+        self.devices, self.batch = (name,), batch
+        self.n_under_way, self.is_lost = 0, False
+
+    def close(self):
+        self.is_lost = True
+
+
+class SerialAnswer:
+    """What comes, when its time has come."""
+
+    def __init__(self, device, rows):
+        self.devices, self.rows = (device,), rows
+        self.called = None
+
+    def on_done(self, callback):
+        self.called = callback
+
+    def wait(self):
+        return [torch.zeros(self.rows, 1)]
+
+
+class SerialHome:
+    """A dispatch over devices that take `slower` times as long as was measured."""
+
+    def __init__(self, priority, slower=1.0):
+        self.now_s, self.slower = 0.0, slower
+        self.heap, self.order = [], count()
+        self.rng = Random(1)
+        self.free_s = dict.fromkeys(DEVICES, 0.0)
+        self.dispatch = Dispatch(self.compute, lambda: self.now_s)
+        wanted = [
+            ServiceDemand(name=name, slo=Latency(limit_s), priority=priority.get(name, 0))
+            for name, limit_s in LIMITS_S.items()
+        ]
+        times = {name: dict.fromkeys(DEVICES, measured(name)) for name in LIMITS_S}
+        memory = dict.fromkeys(DEVICES, 10**9)
+        kinds = kinds_of(times, memory)
+        for each in wanted:
+            self.dispatch.add(record(each, times[each.name], kinds, 4))
+        self.dispatch.place(
+            [
+                (
+                    Pool(place.allocation, sum(place.n_replicas.values())),
+                    [SerialDevice(name, place.allocation.batch) for name in place.n_replicas],
+                )
+                for place in place_all(wanted, times, memory).values()
+            ]
+        )
+
+    def at(self, at_s, what):
+        heappush(self.heap, (at_s, next(self.order), what))
+
+    def compute(self, name, device, inputs, rows, left_s):
+        answer = SerialAnswer(device.devices[0], rows)
+        chance = 1 + 0.1 * self.rng.expovariate(1)
+        begun_s = max(self.now_s, self.free_s[answer.devices[0]])
+        self.free_s[answer.devices[0]] = begun_s + self.slower * chance * batch_s(name, rows)
+        self.at(self.free_s[answer.devices[0]] + WAY_S, lambda: answer.called(None))
+        return answer
+
+    def play(self, load):
+        """What becomes of requests at so many times what the devices can just do."""
+        asked = []
+
+        def ask(name):
+            row = [torch.zeros(1, 1)]
+            asked.append(self.dispatch.ask(name, row, 1, lambda outputs: outputs))
+
+        for name, per_s in PER_S.items():
+            at_s = self.now_s
+            until_s = at_s + LASTS_S
+            while (at_s := at_s + self.rng.expovariate(load * per_s)) < until_s:
+                self.at(at_s, lambda name=name: ask(name))
+        while self.heap:
+            self.now_s, _, what = heappop(self.heap)
+            what()
+        ends = Counter()
+        for each in asked:
+            assert each.future.done()
+            is_refused = each.future.exception() is not None
+            end = "refused" if is_refused else "late" if each.is_late else "in time"
+            ends[end] += 1
+            ends[each.service, end] += 1
+        return ends
+
+
+def batch_s(name, rows):
+    whole_s, row_s = SECONDS[name]
+    return whole_s + row_s * next(size for size in SIZES if size >= rows)
+
+
+def measured(name):
+    sizes = tuple(n for n in SIZES if n == 1 or 2 * batch_s(name, n) <= LIMITS_S[name])
+    seconds = [batch_s(name, n) for n in sizes]
+    return MeasuredService(
+        alone=padded_times(sizes, seconds),
+        in_pairs=padded_times(sizes, [2 * each for each in seconds]),
+        memory_bytes=1,
+        item_bytes=0,
+    )
+
+
+@pytest.fixture
+def serial_home(request):
+    opened = SerialHome(*request.param)
+    yield opened
+    opened.dispatch.close()
+
+
+@pytest.mark.parametrize("serial_home", [({},), ({"a": 1},), ({}, 1.4)], indirect=True)
+def test_goodput_stays_in_overload_and_little_is_computed_in_vain(serial_home):
+    peak = 0
+    for load in (1.0, 1.5, 2.0, 4.0):
+        ends = serial_home.play(load)
+        peak = max(peak, ends["in time"])
+        assert ends["in time"] >= 0.9 * peak  # 0.95 and more but for chance
+        assert ends["late"] <= 0.07 * ends["in time"]
+    assert serial_home.play(0.5)["in time"] >= 0.99 * 0.5 * LASTS_S * sum(PER_S.values()) * 0.9
+
+
+@pytest.mark.parametrize("serial_home", [({},)], indirect=True)
+def test_nobody_is_refused_below_what_the_devices_can_do(serial_home):
+    ends = serial_home.play(0.9)
+    assert ends["in time"] >= 0.999 * sum(n for end, n in ends.items() if isinstance(end, str))
+
+
+def test_the_more_urgent_service_goes_first_in_overload():
+    found = {}
+    for urgent in ("a", "c"):
+        opened = SerialHome({urgent: 1})
+        found[urgent] = opened.play(3.0)
+        opened.dispatch.close()
+    for urgent, other in (("a", "c"), ("c", "a")):
+        ends = found[urgent]
+        assert ends[urgent, "in time"] > 2 * ends[other, "in time"]
+        assert ends[urgent, "in time"] > 1.3 * found[other][urgent, "in time"]
