@@ -1,7 +1,7 @@
 """Batches on their way, and the pools of loaded models that they go to."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from potluck.serve.runtime.device_turns import Backlog
@@ -75,6 +75,21 @@ class LoadedPool:
 
     pool: Pool
     loaded: tuple[Loaded, ...]
+
+
+def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
+    """These without what is lost; as many batches at once as there are devices left for.
+
+    Parameters
+    ----------
+    pools
+        As they were placed.
+    """
+    for held in pools:
+        alive = tuple(each for each in held.loaded if not each.is_lost)
+        if alive:
+            n_replicas = -(-held.pool.n_replicas * len(alive) // len(held.loaded))
+            yield LoadedPool(Pool(held.pool.allocation, n_replicas, held.pool.way), alive)
 
 
 def least_busy(

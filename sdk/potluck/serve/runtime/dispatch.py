@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.alarm import Alarm
-from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy
+from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy, pools_alive
 from potluck.serve.runtime.device_turns import DeviceTurns
 from potluck.serve.runtime.loaded_model import Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
@@ -109,6 +109,7 @@ class Dispatch:
         self._held: dict[PoolKey, LoadedPool] = {}
         self._rows: dict[int, RequestRow] = {}
         self._streams: dict[int, float] = {}
+        self._asked_fps: dict[int, float] = {}  # of streams that have not ended
         self._is_placed_anew, self._is_placing = is_placed_anew, False
         self._homeless = dict[str, list[Request]]()  # wait for a device that has their service
         self._numbers = count(1)
@@ -179,6 +180,7 @@ class Dispatch:
                 text = f"its queue takes {record.max_queue} rows, not {rows}"
                 self._refuse(pending, TOO_MANY_ROWS, text)
                 return pending
+            self._admit(name, stream)
             for index in range(rows):
                 if pending.is_over:
                     self._handle(Tick())  # for the rows before, that others need not follow
@@ -208,13 +210,13 @@ class Dispatch:
         fps
             Frames per second that are asked for.
         """
-        now_s = self.clock()
         with self._turn():
             number = next(self._numbers)
-            if (record := self.records.get(name)) is not None:
-                limit_s = now_s + record.slo.tolerance_s
-                self._handle(RequestArrived(Request(number, name, now_s, limit_s, fps=fps)))
-            return number, self._streams.get(number, 0.0)
+            self._asked_fps[number] = fps
+            self._admit(name, number)
+            if (granted_fps := self._streams.get(number, 0.0)) == 0:
+                del self._asked_fps[number]
+            return number, granted_fps
 
     def granted_fps(self, stream: int) -> float:
         """What a stream is granted now; 0 once it is over."""
@@ -224,6 +226,7 @@ class Dispatch:
         """A stream is over."""
         with self._turn():
             self._streams.pop(stream, None)
+            self._asked_fps.pop(stream, None)
             self._handle(StreamEnded(name, stream))
 
     def place(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
@@ -240,12 +243,9 @@ class Dispatch:
     def loaded(self, name: str, devices: tuple[str, ...]) -> Loaded | None:
         """What is loaded there of this service, and not lost."""
         with self._lock:
-            for held in self._held.values():
-                for each in held.loaded:
-                    is_match = held.pool.allocation.service == name and each.devices == devices
-                    if is_match and not each.is_lost:
-                        return each
-        return None
+            held = [h for h in self._held.values() if h.pool.allocation.service == name]
+            loaded = (each for pool in held for each in pool.loaded if each.devices == devices)
+            return next((each for each in loaded if not each.is_lost), None)
 
     def pools(self) -> tuple[LoadedPool, ...]:
         """What is placed now."""
@@ -328,10 +328,20 @@ class Dispatch:
         elif not self._waits(request):
             self._refuse(row.pending, NOBODY)
 
+    def _admit(self, name: str, stream: int | None) -> None:
+        """A stream that nobody has is asked for: a new one, or one whose devices were lost."""
+        record, fps = self.records.get(name), self._asked_fps.get(stream or 0)
+        if stream is None or record is None or fps is None or stream in self._streams:
+            return
+        now_s = self.clock()
+        until_s = now_s + record.slo.tolerance_s
+        self._handle(RequestArrived(Request(stream, name, now_s, until_s, fps=fps)))
+
     def _settle_homeless(self) -> None:
         waiting, self._homeless = self._homeless, {}
         for request in chain.from_iterable(waiting.values()):
             if request.id in self._rows:
+                self._admit(request.service, request.stream)
                 self._handle(RequestArrived(request))
 
     def _waits(self, request: Request) -> bool:
@@ -518,16 +528,9 @@ class Dispatch:
     # --- placement --------------------------------------------------------------------------------
 
     def _put(self, pools: Sequence[LoadedPool]) -> None:
-        """Without what is lost; as many at once as there are devices left for."""
+        """These from now on, without what is lost."""
         before = [each for held in self._held.values() for each in held.loaded]
-        self._held = {}
-        for held in pools:
-            alive = tuple(each for each in held.loaded if not each.is_lost)
-            if not alive:
-                continue
-            n_replicas = -(-held.pool.n_replicas * len(alive) // len(held.loaded))
-            pool = Pool(held.pool.allocation, n_replicas, held.pool.way)
-            self._held[pool.key] = LoadedPool(pool, alive)
+        self._held = {held.pool.key: held for held in pools_alive(pools)}
         self._handle(Placed(tuple(held.pool for held in self._held.values())))
         self._let_go(before)
 

@@ -378,7 +378,7 @@ class ServerNode:
             self._handed_on.pop(request.id, None)
             # it is on the path now, so that nobody hands it there again
             path = (*original.path[:-1], server, original.path[-1])
-            self._decide(replace(original, path=path), now_s, actions)
+            self._decide(replace(original, path=path).anew(now_s), now_s, actions)
 
     def _placed(self, pools: tuple[Pool, ...], now_s: float, actions: list[Action]) -> None:
         before = self._pools
@@ -441,7 +441,7 @@ class ServerNode:
             for stream in old.ledger.resize(kept):
                 request = self._stream_ended(stream)
                 if request is not None:
-                    self._decide(request, now_s, actions)
+                    self._decide(request.anew(now_s), now_s, actions)
 
 
 _ORDER = {Way.ALONE: 0, Way.ACROSS: 1, Way.EDGE_DEVICE: 2}

@@ -9,7 +9,7 @@ the standard library only.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, isfinite
 from numbers import Real
@@ -353,6 +353,13 @@ class Request:
         if self.path and self.path[-1] == server:
             return self
         return self.with_path((*self.path, server), self.deadline_s)
+
+    def anew(self, now_s: float) -> "Request":
+        """The same, decided anew: a stream is asked for now, since it may go on for long."""
+        if not self.fps:
+            return self
+        limit_s = self.deadline_s - self.arrived_s
+        return replace(self, arrived_s=now_s, deadline_s=now_s + limit_s)
 
     def with_path(self, path: tuple[str, ...], deadline_s: float) -> "Request":
         """The same request with another path and deadline.

@@ -217,6 +217,14 @@ def test_streams_move_when_their_pool_goes():
     assert (sent.request.id, sent.request.fps, sent.server) == (7, 60.0, "b")
 
 
+def test_a_stream_that_has_lasted_longer_than_its_tolerance_moves_too():
+    local = node(pools=[CAMERA_POOL])
+    local.handle(RequestArrived(request(7, name="cameras", fps=30.0, limit_s=0.2)), 0.0)
+    slower = allocation(stream_service("cameras", fps=30.0, tolerance_s=0.3))
+    (opened,) = local.handle(Placed((Pool(slower, 1),)), 60.0)
+    assert (type(opened), opened.request.id) == (Open, 7)
+
+
 def test_an_edge_device_is_the_last_way_and_may_leave():
     edge = Pool(BIRD_POOL.allocation, 1, Way.EDGE_DEVICE)
     local = node(Others("b"), pools=[BIRD_POOL, edge])
