@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import onnx
+from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from potluck.errors import ModelError
@@ -18,6 +19,7 @@ from potluck_wire.onnx_operators import OPERATORS
 from potluck_wire.tensors import DTYPES
 
 DOMAINS = ("", "ai.onnx")
+FOR_PEOPLE = ("doc_string", "metadata_props", "producer_name", "producer_version")  # never read
 MAX_DEPTH = 4  # of graphs within graphs; they are refused anyway, once looked at
 NUMBERS = "biuf"  # the kinds of numpy's types that are numbers
 
@@ -30,6 +32,7 @@ def check(model: onnx.ModelProto) -> None:
     ModelError
         Says what is wrong, and where.
     """
+    _check_texts(model)
     for tensor in _tensors_of_model(model):
         array(tensor)
     for node in model.graph.node:
@@ -41,6 +44,27 @@ def check(model: onnx.ModelProto) -> None:
     _check_names(model.graph)
     _check_dropout(model.graph)
     _check_batch_norm(model.graph)
+
+
+def _check_texts(model: onnx.ModelProto) -> None:
+    """Names and words are UTF-8: protobuf gives others as bytes."""
+    messages: list[Any] = [model]
+    while messages:
+        for field, value in messages.pop().ListFields():
+            if field.name in FOR_PEOPLE or field.type not in (
+                field.TYPE_STRING,
+                field.TYPE_MESSAGE,
+            ):
+                continue
+            is_one = isinstance(value, str | bytes | Message)
+            values = [value] if is_one else value
+            if field.type == field.TYPE_MESSAGE:
+                messages += values
+            elif any(isinstance(text, bytes) for text in values):
+                raise ModelError(
+                    f"a {field.name} in it is no text in UTF-8.",
+                    next_step="Export it again: torch.onnx.export(net, example, path).",
+                )
 
 
 def array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":

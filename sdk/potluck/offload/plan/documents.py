@@ -103,7 +103,7 @@ def read_found(document: Any, sharing: OffloadProblem) -> Found | None:
         found = tuple(
             (float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"]
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     is_valid = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
     return found if is_valid else None
@@ -111,6 +111,9 @@ def read_found(document: Any, sharing: OffloadProblem) -> Found | None:
 
 def _fits(split: Split, sharing: OffloadProblem) -> bool:
     if len(split.divisions) != len(sharing.operators) or split.tiles < 1:
+        return False
+    figures = (split.latency_s, split.energy_j, split.sent_bytes, split.received_bytes)
+    if not all(figure >= 0 for figure in figures):  # nor NaN
         return False
     pairs = zip(split.divisions, sharing.operators, strict=True)
     return all(

@@ -24,9 +24,10 @@ MS = 1e-3
 MIB = 2**20
 GIB = 2**30
 MAX_ROWS = 64
-_LIST = r"\[([\d, ]+)\]"
+_NUMBER = "[0-9]{1,9}"
+_LIST = rf"\[({_NUMBER}(?:, *{_NUMBER})*)\]"
 _RANK = re.compile(
-    rf"^\s*\d+, [\d.eE+-]+, \((.*?)\), {_LIST}, \[(.*)\], (\d+), {_LIST}\s*$", re.MULTILINE
+    rf"^\s*\d+, [\d.eE+-]+, \((.*?)\), {_LIST}, \[(.*)\], ({_NUMBER}), {_LIST}\s*$", re.MULTILINE
 )
 _PAIR = re.compile(r"[(\[](\d+), (\d+)[)\]]")
 
@@ -198,6 +199,7 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
             for name in _members(types, kind)
         ]
         groups, bounds = _numbers(sizes), _numbers(partition)
+        n_each = int(n_micro_batches)
         if bounds[-1] != n_layers and bounds == sorted(set(bounds)):
             raise PlanError(f"the plan covers {bounds[-1]} layers; {problem.model} has {n_layers}.")
         if sum(groups) != len(order):
@@ -205,13 +207,13 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
                 f"the plan takes {sum(groups)} devices; of its types this home has {len(order)}."
             )
         one_way = all(tensor == "1" for _, tensor in _PAIR.findall(strategies))
-        if not one_way or bounds != sorted(set(bounds)) or batch % int(n_micro_batches):
+        if not one_way or bounds != sorted(set(bounds)) or not n_each or batch % n_each:
             # tensor parallel, an empty stage, or micro-batches that do not divide our batch
             continue
         ends = [sum(groups[:p]) for p in range(len(groups) + 1)]
         members = [tuple(order[a:b]) for a, b in pairwise(ends)]
         if len(members) == len(bounds) - 1:
-            plan = build(table, "metis", bounds, members, batch // int(n_micro_batches))
+            plan = build(table, "metis", bounds, members, batch // n_each)
             if plan is not None:
                 yield plan
 

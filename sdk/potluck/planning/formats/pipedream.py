@@ -27,7 +27,7 @@ MS = 1e-3
 MAX_ORDERS = 5040  # of devices, tried for a plan that does not say which device is which
 _FACTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 # (start, end) seconds replicas
-_PRINTED = re.compile(r"^\((\d+), (\d+)\) [\d.eE+-]+ (\d+)\s*$", re.MULTILINE)
+_PRINTED = re.compile(r"^\((\d{1,9}), (\d{1,9})\) [\d.eE+-]+ (\d{1,9})\s*$", re.MULTILINE)
 _STAGED = re.compile(r" -- stage_id=\d+\s*$", re.MULTILINE)
 
 
@@ -122,7 +122,7 @@ def _operator(parts: Sequence[str], where: str) -> PipeDreamOperator:
     forward, backward, activation, parameters = (
         _number(facts[name], f"{where}: {name}") for name in _FACTS
     )
-    stage = re.fullmatch(r"stage_id=(\d+)", parts[3]) if len(parts) == 4 else None
+    stage = re.fullmatch(r"stage_id=(\d{1,9})", parts[3]) if len(parts) == 4 else None
     if len(parts) == 4 and stage is None:
         raise FileError(f"{where}: expected stage_id=NUMBER, got {parts[3][:40]!r}.")
     return PipeDreamOperator(
@@ -171,7 +171,7 @@ def _in_order(
 
 
 def _by_number(name: str) -> tuple[int, str]:
-    digits = re.search(r"\d+", name)
+    digits = re.search(r"\d{1,18}", name)
     return (int(digits[0]) if digits else 0), name
 
 

@@ -401,3 +401,19 @@ def test_what_a_model_makes_its_process_say_is_an_error_or_nothing(monkeypatch, 
     monkeypatch.setattr(trial_run.subprocess, "run", run)
     with pytest.raises(ModelError, match=r"said nothing that holds|cannot run it"):
         trial_run.run_apart(b"", [], watched=["y"], still=[], wanted=["y"])
+
+
+@pytest.mark.parametrize("word", ["Reluz", "named", "given", "made", "sized"])
+def test_words_that_are_no_text_are_refused(tmp_path, word):
+    """Of an operator, a node, an input, an output and a dimension."""
+    graph = helper.make_graph(
+        [node("Reluz", ["given"], ["made"], name="named")],
+        "g",
+        [helper.make_tensor_value_info("given", TensorProto.FLOAT, ["sized", 4])],
+        [helper.make_tensor_value_info("made", TensorProto.FLOAT, ["sized", 4])],
+    )
+    data = helper.make_model(graph, ir_version=8).SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data.replace(word.encode(), b"\xff" * len(word)))
+    with pytest.raises(ModelError, match="is no text in UTF-8"):
+        Model.from_onnx(path)

@@ -130,6 +130,9 @@ def test_the_printed_partition_is_judged_with_its_replicas(problem):
     assert [(stage.stop, len(stage.devices)) for stage in best.stages] == [(5, 2), (8, 1)]
 
 
+FACTS = (
+    "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"
+)
 METIS = """rank, cost, node_sequence, device_groups, strategies(dp_deg, tp_deg), batches, layer_partition
 1, 23.7, (<DeviceType.{b}: 'b'>, <DeviceType.{a}: 'a'>, <DeviceType.{c}: 'c'>, <DeviceType.{d}: 'd'>), \
 [2, 2], [(2, 1), [2, 1]], 4, [0, 4, 8]
@@ -148,6 +151,25 @@ def test_a_ranking_of_metis_is_judged_without_what_we_cannot_run(problem):
     (first, second) = plans.best.stages
     assert first.devices == (*types["V100"], *types["A100"])
     assert (plans.best.n_micro_batches, second.start) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [("4, [0, 4, 8]", "0, [0, 4, 8]"), ("[0, 4, 8]", "[, 4, 8]"), ("[2, 2]", f"[2, {'9' * 5000}]")],
+    ids=["no micro-batches", "no number", "digits without end"],
+)
+def test_a_plan_of_metis_that_cannot_be_is_none(problem, was, is_now):
+    types = metis.types_of(problem)
+    text = METIS.format(**dict(zip("abcd", types, strict=True))).replace(was, is_now)
+    with pytest.raises(PlanError):
+        judged(text, problem)
+
+
+def test_numbers_in_a_graph_of_pipedream_have_any_length():
+    name = "node" + "1" * 5000
+    with pytest.raises(FileError, match="stage_id"):
+        pipedream.read(f"{name} -- Linear -- {FACTS} -- stage_id={'1' * 5000}")
+    assert pipedream.read(f"{name} -- Linear -- {FACTS}").operators[0].name == name
 
 
 def test_what_metis_reads_says_what_the_problem_says(problem):
