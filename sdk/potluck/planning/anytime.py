@@ -20,6 +20,7 @@ from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ordered
 from potluck.planning.plans import is_thrifty
+from potluck.planning.priced_chains import look_at_chains
 from potluck.planning.scenario import only
 from potluck.planning.search.best_first import least_busy
 from potluck.planning.search.bottleneck_relief import relieving
@@ -38,7 +39,7 @@ from potluck.planning.search.tight_memory import (
     squeeze,
 )
 from potluck.planning.search.work_budget import NEIGHBOUR_S, WorkBudget, fewer, given_s, is_many
-from potluck.records import Plan, Problem
+from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct_simulation
 
 COARSE = 10  # cuts: groups over so many are always looked at
@@ -222,12 +223,22 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
 
 
 def _others(pool: CandidatePool, *, borrow: bool) -> Iterator[None]:
-    """In a home of many devices what planners find that take long, and the best plan improved."""
+    """In a home of many devices what chains become, and what planners find that take long, and the
+    best plan improved.
+    """
     if is_many(pool.problem):
         yield from borrow_cheap(pool) if borrow else ()
+        if _is_stream(pool.problem) and not is_thrifty(pool.problem) and pool.holds:
+            yield from look_at_chains(pool)
         yield from improve(pool, _distinct(pool, 1), TRIES, StagePlacements(pool.table).regrouped)
         yield from borrow_dear(pool, _promising(pool)) if borrow else ()
         yield from improve(pool, _distinct(pool, 1), TRIES)
+
+
+def _is_stream(problem: Problem) -> bool:
+    """Whether requests of a chain overlap: for others the chains are hardly ever better plans."""
+    workload = problem.workload
+    return not isinstance(workload, Training) and workload.streaming and not problem.branches
 
 
 def _last(pool: CandidatePool) -> Iterator[None]:

@@ -13,7 +13,10 @@ options, the stages also keep to limits that they share:
   micro-batches, so sum_{s' < s} t_{s'} + n t_s <= T; and with the mean over rows, where replica d
   has k_d of m rows, t_s = sum_d k_d / m t_d(k_d). In training t is forward and backward; the same
   holds for forwards alone in front of s, with the ring of s behind it. Of a request that does not
-  overlap with others all stages count: sum_s' t_s' + (n - 1) t_s <= T.
+  overlap with others all stages count: sum_s' t_s' + (n - 1) t_s <= T. A device with k rows waits
+  for them all, from devices that have them at times e_p in pieces of o_p rows. What comes no
+  earlier than piece p is still to cross its cable then, c seconds for a row; the mean over its rows
+  of e_p + c (o_p and all that come later) is at least the mean e_p and c (k + 1) / 2.
 
 The last are one limit for every stage. A price of each layer, added up over the layers of a stage,
 prices them all, whatever the stages are. With prices that add up to 1 (each limit as a part of
@@ -24,7 +27,7 @@ step by step, T is found by bisection. A step looks at layers^2 / 2 x kinds x nu
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isqrt, sqrt
 from typing import NamedTuple
@@ -43,7 +46,8 @@ AIR, TIME = 0.2, 0.4  # prices at first; the rest is for devices
 STEADY = 4  # steps until they are half as long
 # counted for an option, and for a kind of device and a number of rows that is looked at of it
 OPTION_S, LOOK_S = 6e-6, 0.5e-6
-GIVEN_S = 1.5  # counted, for all
+STREAM_PART = 0.4  # of an option's, of a stream
+GIVEN_S = 1.3  # counted, for all
 
 
 class _Filled(NamedTuple):
@@ -89,11 +93,14 @@ class ChainPrices:
 
 
 class StageRate(NamedTuple):
-    """What a stage pays: for a second of forward and backward, of forwards alone, and once."""
+    """What a stage pays: for a second of forward and backward, of forwards alone, and once; and of
+    its waits for a byte of each row.
+    """
 
     both: float
     forward: float
     once: float
+    bytes: float
 
 
 class Chain:
@@ -161,16 +168,24 @@ class Chain:
         return self.prices.air * self.taken[start] + time_s / self.latency_s
 
     def _rate(self, start: int, stop: int) -> StageRate:
-        """ChainPrices of a second in a stage."""
+        """Prices of a second in a stage."""
         known = self.known
         paces, rings = self.paces, self.rings
         pace, ring = paces[stop] - paces[start], rings[stop] - rings[start]
+        later, after = paces[-1] - paces[stop], rings[-1] - rings[stop]
         if known.floors.training:
-            both = known.n * (pace + ring) + paces[-1] - paces[stop]
+            both = known.n * (pace + ring) + later
         else:
             both = paces[-1] + (known.n - 1) * pace
-        later = rings[-1] - rings[stop]
-        return StageRate(both / self.latency_s, later / self.latency_s, ring / self.latency_s)
+        nbytes = known.sent[start] * self._waiting(start) + known.back[stop] * later
+        scale = 1 / self.latency_s
+        return StageRate(both * scale, after * scale, ring * scale, nbytes * scale)
+
+    def _waiting(self, start: int) -> float:
+        """Price of a second that all of a stage and behind it wait."""
+        paces, rings = self.paces, self.rings
+        waits = paces[-1] - paces[start] * self.known.floors.training
+        return waits + rings[-1] - rings[start]
 
     def _group(self, start: int, option: StageOption, enough: float = inf) -> Choice:
         """The cheapest devices for a stage: of few rows exactly, else at most as dear. What costs
@@ -198,7 +213,7 @@ class Chain:
     def _seconds(self, rate: StageRate, kind: int, q: int, start: int, stop: int) -> float:
         """Price of the time that a device takes, as if it had all rows, each in its q-th number."""
         both, forward = self.known.both[kind][q], self.known.forward[kind][q]
-        price = rate.both * (both[stop] - both[start])
+        price = rate.both * (both[stop] - both[start]) + rate.bytes * self.known.waits[kind][q]
         return price + rate.forward * (forward[stop] - forward[start]) if rate.forward else price
 
     def _ring(self, start: int, stop: int) -> float:
@@ -272,6 +287,10 @@ class Chain:
                 break
         return price, parts
 
+    def groups(self) -> list[list[DevicePart]]:
+        """Per stage, its devices."""
+        return [self._group(start, option)[1] for start, option in self.stages]
+
     def better(self, step: float) -> None:
         """Limits that the chain exceeds get dearer, others cheaper.
 
@@ -281,7 +300,7 @@ class Chain:
             By how much, for one that is exceeded by itself.
         """
         known, prices = self.known, self.prices
-        groups = [self._group(start, option)[1] for start, option in self.stages]
+        groups = self.groups()
         devices, air_s = [0.0] * len(known.counts), 0.0
         for (start, option), parts in zip(self.stages, groups, strict=True):
             for part in parts:
@@ -301,20 +320,24 @@ class Chain:
     def _times(self, groups: Sequence[Sequence[DevicePart]]) -> list[tuple[float, float]]:
         """Per stage the seconds until all has come back from it, and until its ring is done."""
         known, found = self.known, list[tuple[float, float]]()
-        times = list[tuple[float, float]]()
+        times = list[tuple[float, float, float]]()
         for (start, option), parts in zip(self.stages, groups, strict=True):
             both = forward = 0.0
+            wait = 0.0
             for kind, rows, n in parts:
                 q = bisect_right(known.floors.sizes, rows) - 1
                 part = n * rows / known.micro_batch
                 both_s, forward_s = known.both[kind][q], known.forward[kind][q]
                 both += part * (both_s[option.stop] - both_s[start])
                 forward += part * (forward_s[option.stop] - forward_s[start])
-            times.append((both, forward))
-        all_s = sum(both for both, _ in times) + sum(known.trips[i] for i, _ in self.stages)
+                wait += part * known.waits[kind][q] * known.sent[start]
+            times.append((both, forward, wait))
+        all_s = sum(both + wait for both, _, wait in times)
+        all_s += sum(known.trips[i] for i, _ in self.stages)
         before_s = first_s = 0.0
-        for (start, option), (both, forward) in zip(self.stages, times, strict=True):
-            before_s, first_s = before_s + known.trips[start], first_s + known.outward[start]
+        for (start, option), (both, forward, wait) in zip(self.stages, times, strict=True):
+            before_s += known.trips[start] + wait * (1 + known.floors.training)  # and back, about
+            first_s += known.outward[start] + wait
             ring_s = first_s + known.n * both + option.behind_s
             if known.floors.training:
                 found.append((before_s + known.n * both, ring_s))
@@ -374,10 +397,35 @@ def _refutes(
     """Whether no plan of this micro-batch takes at most so many seconds, as far as that is proved
     when it is over.
     """
+    for price, _ in priced(known, latency_s, budget):
+        if price > ROUNDED:
+            return True
+        if is_over():
+            break
+    return False
+
+
+def priced(
+    known: StageOptions, latency_s: float, budget: WorkBudget
+) -> Iterator[tuple[float, Chain]]:
+    """The cheapest chains for these seconds at ever better prices, each with what it costs: more
+    than 1 (or infinite, and the last one) where no plan takes no longer.
+
+    Parameters
+    ----------
+    known
+        The stages that there may be.
+    latency_s
+        Seconds of a step, or from answer to answer.
+    budget
+        Counts the work.
+    """
     options, floors = known.options(latency_s), known.floors
     n_options, n_kinds = sum(map(len, options)), len(known.counts)
-    n_looks = 1 if floors.streaming else n_kinds * len(floors.sizes)  # there most are alike
-    budget.count(n_options, OPTION_S * n_kinds)
+    # of a stream most options cost the same as others
+    n_looks = 0 if floors.streaming else n_kinds * len(floors.sizes)
+    option_s = OPTION_S * (STREAM_PART if floors.streaming else 1)
+    budget.count(n_options, option_s * n_kinds)
     air, time = AIR * (floors.air_s > 0), TIME * (not floors.streaming)
     speeds = [1 / max(rows[-1][-1], 1e-30) for rows in known.both]
     of_layer = time / known.n_layers
@@ -392,14 +440,13 @@ def _refutes(
     )
     prices.scale(known.counts)
     for step in range(N_STEPS):
-        budget.count(n_options, OPTION_S + LOOK_S * n_looks)
+        budget.count(n_options, option_s + LOOK_S * n_looks)
         chain = Chain(known, latency_s, prices)
-        if chain.cheapest(options) > ROUNDED:
-            return True
-        if is_over():
-            return False
+        price = chain.cheapest(options)
+        yield price, chain
+        if price == inf:
+            return
         chain.better(1 / (1 + step / STEADY))
-    return False
 
 
 def micro_batches(problem: Problem) -> list[int]:

@@ -65,6 +65,12 @@ class StageOptions:
         self.tight = {kind: b for kind, b in enumerate(budgets) if b < whole_bytes}
         self.trips = [0.0, *(floors.trip_s(i, returns=True) for i in range(n_layers - 1))]
         self.outward = [0.0, *(floors.trip_s(i, returns=False) for i in range(n_layers - 1))]
+        # per kind and number of rows, seconds for a byte of a row by which a device waits for all
+        # its rows longer than for one
+        self.waits = [
+            [max(0.0, into_s * (size + 1) / 2 - floors.byte_s) for size in floors.sizes]
+            for into_s in floors.into_s
+        ]
         self.sent = [0, *floors.sent, 0]  # bytes of a row over the cut in front of each layer
         self.back = [0, *floors.back, 0]
         nothing = [0.0] * (n_layers + 1)
