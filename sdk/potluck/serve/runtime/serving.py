@@ -384,7 +384,7 @@ class Serving:
         """Move models where other services are asked for than before, and clearly more can be
         satisfied; the old ones answer until the new ones are there.
         """
-        counts = {name: self.dispatch.stats(name).n_asked for name in self._wanted}
+        counts = {name: self.dispatch.stats(name).n_asked for name in self.names}
         demand = self._load_watch.look(counts, time.monotonic())
         if demand is None or satisfied_per_s(self._where, demand) >= sum(demand.values()):
             return

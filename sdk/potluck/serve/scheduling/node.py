@@ -7,7 +7,7 @@ request leaves by exactly one of `ComputeBatch` followed by `BatchDone`, `HandOn
 `Settled`, and `RefuseRequest`; what was lost on the way is decided anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -217,9 +217,12 @@ class ServerNode:
             case Placed(pools):
                 self._placed(pools, now_s, actions)
             case Tick():
-                for held in self._pools.values():
-                    self._queue(held, batching.QueueTick(), now_s, actions)
+                self._tick(self._pools.values(), now_s, actions)
         return actions
+
+    def _tick(self, pools: Iterable[_Held], now_s: float, actions: list[Action]) -> None:
+        for held in pools:
+            self._queue(held, batching.QueueTick(), now_s, actions)
 
     def _arrived(
         self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool
@@ -230,6 +233,9 @@ class ServerNode:
             self._frame(request, now_s, actions)
         else:
             self._decide(request, now_s, actions, is_followed=is_followed)
+            pools = self._of_service.get(request.service, ())
+            if not is_followed and len(pools) > 1:  # rows of its caller may wait in the others
+                self._tick(pools, now_s, actions)
 
     def _decide(
         self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool = False

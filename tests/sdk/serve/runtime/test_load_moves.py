@@ -10,6 +10,7 @@ from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.serve.runtime import serving
+from potluck.serve.runtime.dispatch import Dispatch
 from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling import load_watch
 from potluck.serve.scheduling.records import BatchTimes
@@ -56,3 +57,21 @@ def test_who_is_asked_for_gets_the_devices_and_every_request_is_answered(crowded
     futures.append(other.ask(x))
     assert all(torch.allclose(f.result(TIMEOUT_S), expected, atol=1e-6) for f in futures)
     assert served[hot].stats.n_refused == 0
+
+
+def test_models_still_follow_the_load_after_a_service_ended_while_it_was_looked_at(
+    own_home, model, monkeypatch
+):
+    services = [own_home.serve(model, n, slo=potluck.Latency(LONG_S)).wait() for n in ("a", "b")]
+    looked_again, stats = threading.Event(), Dispatch.stats
+
+    def ended_meanwhile(self, name):
+        if threading.current_thread().name == "potluck placing":
+            if services[1].is_open:
+                services[1].close()
+            elif name == "a":
+                looked_again.set()
+        return stats(self, name)
+
+    monkeypatch.setattr(Dispatch, "stats", ended_meanwhile)
+    assert looked_again.wait(TIMEOUT_S)
