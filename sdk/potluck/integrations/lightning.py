@@ -41,9 +41,9 @@ class HomeStrategy(SingleDeviceStrategy):
     or is saved, when training ends, or by `fetch_weights()`; after every step, too, where the
     module or a callback that is not Lightning's has a hook on batches, unless
     `weights_each_step=False`. Of batches that are accumulated, the last one has the loss of their
-    step; those before it have the one of the step before. Checkpoints hold the optimizer's state,
-    as Lightning's own do: with or without a home one goes on from there. When training ends, so
-    does the run.
+    step; those before it have the one of the step before; a loss that sums rows is refused there.
+    Checkpoints hold the optimizer's state, as Lightning's own do: with or without a home one goes
+    on from there. When training ends, so does the run.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ class HomeStrategy(SingleDeviceStrategy):
         if self._steps.run is None:
             self._deploy(*self._traced, batches)
         rows = [len(each[ROWS]) for each in batches]
-        self._steps.warn_of_rows(rows, trainer.accumulate_grad_batches)
+        self._steps.check_accumulated(batches, rows, trainer.accumulate_grad_batches)
         limit = trainer.gradient_clip_val
         by_value = trainer.gradient_clip_algorithm == "value"
         history = self._steps.take(

@@ -17,6 +17,7 @@ from potluck.errors import FileError, UserError
 from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE, Training
 from potluck.run import checkpoint
+from potluck.run.batches import as_tuple
 from potluck.run.optimizer_state import device_state, steps_of, torch_state
 from potluck.run.update_source import source_of
 
@@ -57,6 +58,7 @@ class Steps:
         self._home, self._qoe = home, qoe
         self._choose = choose
         self._is_stale = self._has_warned = False
+        self._model: Model | None = None
         self.run: Run | None = None
         self._watched: WatchedModule | None = None
         self._optimizer: Any = None
@@ -103,6 +105,7 @@ class Steps:
         _check_state(optimizer)
         watched.check()
         self._watched = watched
+        self._model = model
         plans = potluck.plan(self._home.profile(model), Training(batch=batch), self._qoe)
         plan = self._choose(plans)
         optimizer.state = _StateOnDevices(dict)  # devices refuse one that has made steps
@@ -159,24 +162,63 @@ class Steps:
         self._is_stale = True
         return history
 
-    def warn_of_rows(self, rows: Sequence[int], n_batches: int) -> None:
-        """Say once that a step of batches with unlike rows is not the loop's own step.
+    def check_accumulated(
+        self, batches: Sequence[Any], rows: Sequence[int], n_batches: int
+    ) -> None:
+        """Say once, or refuse, where a step of several batches is not the loop's own: that one
+        divides the loss of each batch by how many a step has.
 
         Parameters
         ----------
+        batches
+            Of a step, as for `take`.
         rows
-            Of each batch of a step.
+            Of each of them.
         n_batches
             Of a whole step.
+
+        Raises
+        ------
+        UserError
+            The loss is a sum over rows.
         """
-        if self._has_warned or (len(set(rows)) == 1 and len(rows) == n_batches):
+        assert self._model is not None
+        if self._model.laid_out(train=True).line.traced.sums_rows and n_batches > 1:
+            raise UserError(
+                f"the loss is a sum over rows; of {n_batches} batches devices add it up, where the "
+                f"loop alone divides each by {n_batches}.",
+                next_step="Have the loss be a mean over rows, or accumulate nothing.",
+            )
+        if self._has_warned or n_batches == 1:
             return
+        if len(set(rows)) == 1 and len(rows) == n_batches:
+            if self._weigh_alike(batches):
+                return
+            what, step = "batches whose rows count differently", "A plain mean over rows, or"
+        else:
+            what = f"batches of {', '.join(map(str, rows))} rows"
+            step = "For steps that are alike: drop_last=True, or"
         self._has_warned = True
         warnings.warn(
-            f"a step of batches of {', '.join(map(str, rows))} rows is the mean over all of them; "
-            f"the loop alone divides the mean of each batch by {n_batches}. For steps that are "
-            "alike: drop_last=True, or no accumulation.",
+            f"a step of {what} is the mean over all of them; the loop alone divides the mean of "
+            f"each batch by {n_batches}. {step} no accumulation.",
             stacklevel=3,
+        )
+
+    def _weigh_alike(self, batches: Sequence[Any]) -> bool:
+        """Whether what a loss divides by, such as the targets that count, is the same in each."""
+        import torch
+
+        assert self._model is not None
+        tallies = []
+        for batch in batches:
+            given = as_tuple(batch, self._model.arguments)
+            fed = [*self._model.fed(*given).values()]
+            tallies.append([tensor[0] for tensor in fed[len(given) :]])
+        return all(
+            torch.allclose(mine, first, equal_nan=True)
+            for each in tallies[1:]
+            for mine, first in zip(each, tallies[0], strict=True)
         )
 
     def fetch(self, module: "torch.nn.Module") -> None:

@@ -164,7 +164,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         if self._steps.run is None:
             self._deploy(batches, optimizer)
         if num_items_in_batch is None:
-            self._steps.warn_of_rows([_rows(batch) for batch in batches], len(batches))
+            self._steps.check_accumulated(batches, [*map(_rows, batches)], len(batches))
         limit = self.args.max_grad_norm or 0.0
         history = self._steps.take(
             batches, optimizer, clip_norm=limit if limit > 0 else float("inf")

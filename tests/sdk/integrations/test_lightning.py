@@ -109,6 +109,26 @@ def test_steps_of_unlike_batches_are_said_not_to_be_lightnings(made, pair, on_bo
     assert sum("8, 4 rows" in str(each.message) for each in caught) == 1
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"reduction": "sum"}, "is a sum over rows"), ({"ignore_index": 2}, "rows count differently")],
+)
+def test_accumulated_losses_that_are_no_plain_means_are_not_lightnings(
+    made, pair, on_both, tmp_path, settings, words
+):
+    class Scored(made.Net):
+        def loss(self, batch):
+            scores = self.head(self.body(batch["x"]))
+            return torch.nn.functional.cross_entropy(scores, batch["y"], **settings)
+
+    strategy = made.HomeStrategy(pair, choose=on_both)
+    is_sum = "reduction" in settings
+    told = pytest.raises(UserError, match=words) if is_sum else pytest.warns(match=words)
+    with told:
+        made.trained(Scored(), tmp_path, strategy=strategy, accumulate_grad_batches=2)
+
+
 def test_what_devices_cannot_do_is_refused(made, pair, tmp_path):
     manual = made.Net()
     manual.automatic_optimization = False
