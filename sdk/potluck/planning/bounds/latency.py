@@ -66,7 +66,7 @@ def lower_bound_s(
         Structure is looked at, where that takes some seconds.
     """
     bound = min(upper_s, quick_bound_s(problem))
-    if problem.branches or is_late():
+    if problem.branches or not _all_wait(problem) or is_late():
         return bound
     bound = chains_bound_s(table, min(upper_s, max(bound, routes_s(table))), upper_s, is_late)
     if is_late() or not closely or not can_certify(table):
@@ -83,6 +83,13 @@ def lower_bound_s(
 def can_certify(table: cost.CostTable) -> bool:
     """Whether structure is looked at: else the bound is there at once."""
     return not table.problem.branches and _size(table) <= MAX_SIZE
+
+
+def _all_wait(problem: Problem) -> bool:
+    """Whether each layer of a chain waits for the one before: of nothing that is handed on, none
+    does.
+    """
+    return all(layer.output_bytes for layer in problem.layers[:-1])
 
 
 def quick_bound_s(problem: Problem) -> float:
@@ -156,7 +163,7 @@ def _spent(problem: Problem, device: str) -> list[float]:
 
 
 def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:
-    """The least of all ways, each layer on some device."""
+    """The least of all ways, each layer on some device; of layers that wait for each other."""
     network, training = problem.network, isinstance(problem.workload, Training)
     learning = flows.learning_layers(problem)
     # latency, and seconds per byte
@@ -165,8 +172,12 @@ def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> floa
         for a, b in permutations(spent, 2)
         if (a, b) in network.paths and (b, a) in network.paths
     }
-    reached = {name: seconds[0] for name, seconds in spent.items()}
+    reached, longest_s = {name: seconds[0] for name, seconds in spent.items()}, 0.0
     for i, layer in enumerate(problem.layers[:-1]):
+        if not layer.output_bytes:  # the next layer waits for nothing
+            longest_s = max(longest_s, min(reached.values()))
+            reached = {name: seconds[i + 1] for name, seconds in spent.items()}
+            continue
         goes_back = training and learning[i] and layer.gradient_bytes > 0
         there = dict(reached)
         for (a, b), (wait_s, per_byte) in links.items():
@@ -176,7 +187,7 @@ def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> floa
                 at_s += wait_back_s + layer.gradient_bytes * per_byte_back
             there[b] = min(there[b], at_s)
         reached = {name: at_s + spent[name][i + 1] for name, at_s in there.items()}
-    return min(reached.values())
+    return max(longest_s, min(reached.values()))
 
 
 def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[float]) -> float:

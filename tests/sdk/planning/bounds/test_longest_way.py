@@ -10,8 +10,21 @@ from potluck.bench.large_homes import LargeHome
 from potluck.bench.small_homes import KINDS, draw
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
-from potluck.planning.bounds.latency import way_s
-from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem
+from potluck.planning.bounds.latency import lower_bound_s, way_s
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+)
+from potluck.simulate.cost import CostTable
+from potluck.simulate.direct_simulation import Direct
 
 PATH = Path(media=(("air", 1),), latency_s=0.5)
 CHAIN = Problem(
@@ -54,3 +67,25 @@ def test_no_plan_of_a_small_home_goes_below_it(kind):
 def test_one_request_in_a_home_of_many_alike_devices_is_certified_to_a_hundredth(network):
     problem = small(LargeHome(24, "alike", network, "single", 11), n_layers=8)
     assert make_plans(problem).best.gap_frac < 0.01
+
+
+def test_layers_that_are_handed_nothing_wait_for_nothing():
+    # the third is done beside the first two: 4 s on a for both rows, and 2 s on b
+    layers = (CHAIN.layers[0], replace(CHAIN.layers[1], output_bytes=0), CHAIN.layers[2])
+    problem = replace(CHAIN, layers=layers)
+    parts = ((0, 2, "a"), (2, 3, "b"))
+    apart = Plan(
+        planner="by hand",
+        model="chain",
+        stages=tuple(
+            Stage(start=start, stop=stop, devices=(name,), shares=(1,))
+            for start, stop, name in parts
+        ),
+        micro_batch=1,
+        n_micro_batches=2,
+        training=False,
+    )
+    plan_s = Direct(problem).run(apart).latency_s
+    assert plan_s == pytest.approx(4.0)
+    assert lower_bound_s(problem, CostTable(problem), 2 * plan_s) <= plan_s * (1 + 1e-9)
+    assert way_s(problem) == pytest.approx(2.0)
