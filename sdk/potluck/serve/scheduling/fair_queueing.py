@@ -2,10 +2,13 @@
 
 The worker of an agent computes what it was given in order. So few batches are with it at a time,
 and the others wait here: the more urgent first (`priority`), then the service that has had the
-least of the device's time (start-time fair queueing; Goyal et al., SIGCOMM 1996).
+least of the device's time (start-time fair queueing; Goyal et al., SIGCOMM 1996). While a batch of
+a more urgent service is there, none of a less urgent one follows it: it would keep the next of that
+service waiting.
 """
 
 from collections import deque
+from itertools import chain
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -27,9 +30,14 @@ class FairQueue(Generic[T]):
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self.at_once = at_once
-        self.n_under_way = 0
+        self._under_way: dict[str, deque[int]] = {}  # by service: the priorities of its batches
         self._waiting: dict[str, deque[tuple[int, T]]] = {}
         self._used_s: dict[str, float] = {}  # virtual: of who comes back, no less than the others'
+
+    @property
+    def n_under_way(self) -> int:
+        """Batches that are on the device."""
+        return sum(map(len, self._under_way.values()))
 
     @property
     def n(self) -> int:
@@ -61,12 +69,17 @@ class FairQueue(Generic[T]):
         if not ready or self.n_under_way >= self.at_once:
             return None
         chosen = min(ready, key=lambda name: (-self._waiting[name][0][0], self._used_s[name]))
-        self.n_under_way += 1
-        return self._waiting[chosen].popleft()[1]
+        most_urgent = max(chain.from_iterable(self._under_way.values()), default=None)
+        if most_urgent is not None and self._waiting[chosen][0][0] < most_urgent:
+            return None
+        priority, batch = self._waiting[chosen].popleft()
+        self._under_way.setdefault(chosen, deque()).append(priority)
+        return batch
 
     def done(self, service: str, seconds: float) -> None:
         """A batch of this service has ended, after so long."""
-        self.n_under_way -= 1
+        if under_way := self._under_way.get(service):  # else it was let go, and never began
+            under_way.popleft()
         self._used_s[service] = self._used_s.get(service, 0.0) + max(0.0, seconds)
 
     def take_all(self) -> list[T]:

@@ -50,7 +50,7 @@ def watched(monkeypatch):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_most_urgent_has_the_next_turn_on_a_device(watched, seed):
     dispatch, priorities = ScriptedHome(lambda device, x: None).dispatch, [*range(-2, 4)]
-    first = [Asker(dispatch, f"first-{i}", ("a",)) for i in range(AT_ONCE)]
+    first = [Asker(dispatch, f"first-{i}", ("a",), -3) for i in range(AT_ONCE)]
     assert all(each.came.wait(TIMEOUT_S) for each in first)
     Random(seed).shuffle(priorities)
     waiting = {}
@@ -89,7 +89,7 @@ def test_texts_on_several_devices_and_batches_all_come_to_their_turn():
 
 def test_whoever_waits_for_a_turn_is_let_go_when_all_ends():
     dispatch = ScriptedHome(lambda device, x: None).dispatch
-    first = [Asker(dispatch, f"first-{i}", ("a",)) for i in range(AT_ONCE)]
+    first = [Asker(dispatch, f"first-{i}", ("a",), -3) for i in range(AT_ONCE)]
     assert all(each.came.wait(TIMEOUT_S) for each in first)
     waiting = Asker(dispatch, "text", ("a", "b"))
     dispatch.close()

@@ -53,8 +53,8 @@ class SerialAnswer:
 class SerialHome:
     """A dispatch over devices that take `slower` times as long as was measured."""
 
-    def __init__(self, priority, slower=1.0):
-        self.now_s, self.slower = 0.0, slower
+    def __init__(self, priority, slower=1.0, names=tuple(LIMITS_S), devices=DEVICES):
+        self.now_s, self.slower, self.names = 0.0, slower, names
         self.heap, self.order = [], count()
         self.rng = Random(1)
         self.free_s = dict.fromkeys(DEVICES, 0.0)
@@ -62,9 +62,10 @@ class SerialHome:
         wanted = [
             ServiceDemand(name=name, slo=Latency(limit_s), priority=priority.get(name, 0))
             for name, limit_s in LIMITS_S.items()
+            if name in names
         ]
-        times = {name: dict.fromkeys(DEVICES, measured(name)) for name in LIMITS_S}
-        memory = dict.fromkeys(DEVICES, 10**9)
+        times = {name: dict.fromkeys(devices, measured(name)) for name in names}
+        memory = dict.fromkeys(devices, 10**9)
         kinds = kinds_of(times, memory)
         for each in wanted:
             self.dispatch.add(record(each, times[each.name], kinds, 4))
@@ -97,8 +98,8 @@ class SerialHome:
             row = [torch.zeros(1, 1)]
             asked.append(self.dispatch.ask(name, row, 1, lambda outputs: outputs))
 
-        for name, per_s in PER_S.items():
-            at_s = self.now_s
+        for name in self.names:
+            at_s, per_s = self.now_s, PER_S[name]
             until_s = at_s + LASTS_S
             while (at_s := at_s + self.rng.expovariate(load * per_s)) < until_s:
                 self.at(at_s, lambda name=name: ask(name))
@@ -155,10 +156,13 @@ def test_nobody_is_refused_below_what_the_devices_can_do(serial_home):
     assert ends["in time"] >= 0.999 * sum(n for end, n in ends.items() if isinstance(end, str))
 
 
-def test_the_more_urgent_service_goes_first_in_overload():
+@pytest.mark.parametrize(
+    ("names", "devices"), [(("a", "b", "c"), ("one", "two")), (("a", "c"), ("one",))]
+)
+def test_the_more_urgent_service_goes_first_in_overload(names, devices):
     found = {}
     for urgent in ("a", "c"):
-        opened = SerialHome({urgent: 1})
+        opened = SerialHome({urgent: 1}, names=names, devices=devices)
         found[urgent] = opened.play(3.0)
         opened.dispatch.close()
     for urgent, other in (("a", "c"), ("c", "a")):

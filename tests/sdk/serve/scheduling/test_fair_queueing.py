@@ -40,6 +40,19 @@ def test_the_more_urgent_goes_first():
     assert turns.next() == "b"
 
 
+def test_a_less_urgent_one_does_not_follow_what_is_more_urgent():
+    turns = FairQueue[str](at_once=2)
+    turns.offer("b", "b", priority=1)
+    turns.offer("a", "a")
+    assert [turns.next(), turns.next()] == ["b", None]
+    turns.offer("b", "b", priority=1)
+    assert turns.next() == "b"
+    turns.done("b", 1.0)
+    assert turns.next() is None
+    turns.done("b", 1.0)
+    assert turns.next() == "a"
+
+
 def test_no_more_than_some_are_on_a_device():
     turns = FairQueue[str](at_once=2)
     for _ in range(3):
