@@ -54,7 +54,8 @@ class SerialHome:
     """A dispatch over devices that take `slower` times as long as was measured."""
 
     def __init__(self, priority, slower=1.0, names=tuple(LIMITS_S), devices=DEVICES):
-        self.now_s, self.slower, self.names = 0.0, slower, names
+        self.now_s, self.slower = 0.0, slower
+        self.names = names
         self.heap, self.order = [], count()
         self.rng = Random(1)
         self.free_s = dict.fromkeys(DEVICES, 0.0)
