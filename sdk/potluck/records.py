@@ -606,13 +606,13 @@ class Plan(Shown):
     taken in micro-batches of the same size and a smaller one (`schedule.micro_batches`). A stage
     may take them in larger or smaller ones of its own, of which each is a multiple of any smaller
     one: at its edges they are joined, or cut. Predictions come from the simulator. `unused` says
-    why, per device. `gap_frac`: no plan with micro-batches of one size is faster by more than this
-    part of `latency_s` (of a chain: none in which each device has one stage at most);
-    `energy_gap_frac`: none that is on time takes fewer joules by more than this part of `energy_j`.
-    `problem` is what it was judged for; a plan from a file has none yet. `energy_source`: where the
-    worst known of the watts behind `energy_j` come from (see `provenance`); empty before it is
-    judged. `schedule`: the policy that it was judged with (`schedule.policies`); empty: 1F1B, or
-    forward only.
+    why, per device. `gap_frac`: no plan with micro-batches of one size and whole backwards is
+    faster by more than this part of `latency_s` (of a chain: none in which each device has one
+    stage at most); `energy_gap_frac`: none that is on time takes fewer joules by more than this
+    part of `energy_j`. `problem` is what it was judged for; a plan from a file has none yet.
+    `energy_source`: where the worst known of the watts behind `energy_j` come from (see
+    `provenance`); empty before it is judged. `schedule`: the policy that it was judged with
+    (`schedule.policies`); empty: 1F1B, or forward only.
     """
 
     planner: str

@@ -76,15 +76,23 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
     notes += (*recomputation_notes(plan), *order_notes(plan.problem), *power_notes(plan.problem))
     if plan.gap_frac is not None:
-        is_complete = plan.problem is not None and plan.problem.branches
-        plans = "no plan at all" if is_complete else "no plan with at most one stage per device"
-        notes.append(f"certified: {plans} is more than {units.percent(plan.gap_frac)} faster")
+        notes.append(
+            f"certified: {_certified(plan)} is more than {units.percent(plan.gap_frac)} faster"
+        )
     if plan.energy_gap_frac is not None:
         notes.append(
             f"certified: no plan on time takes more than {units.percent(plan.energy_gap_frac)} "
             "fewer joules"
         )
     return tuple(notes)
+
+
+def _certified(plan: Plan) -> str:
+    """Of which plans the gap is told."""
+    is_complete = plan.problem is not None and plan.problem.branches
+    limits = ["at most one stage per device"] * (not is_complete)
+    limits += ["whole backwards"] * plan.training
+    return f"no plan with {' and '.join(limits)}" if limits else "no plan at all"
 
 
 def _step(plan: Plan) -> str:

@@ -278,7 +278,7 @@ def gap_frac(
     """By which part of its latency the first of `plans` may be slower than the fastest plan there
     can be.
 
-    Of a chain: than the fastest that gives each device one stage at most.
+    Than the fastest with whole backwards; of a chain, that gives each device one stage at most.
 
     Parameters
     ----------

@@ -396,7 +396,7 @@ class CostTable:
             backward = weight = (0.0,) * len(forward)
             if training:
                 backward = _prefix(sizes, self._backward_s(device, costs), rows)
-                fracs = map(_weight_frac, costs, self.problem.layers)
+                fracs = map(weight_frac, costs, self.problem.layers)
                 each = zip(fracs, pairwise(backward), strict=True)
                 weight = tuple(accumulate((f * (b - a) for f, (a, b) in each), initial=0.0))
             if self.recomputes:
@@ -452,8 +452,18 @@ def _waiting_bytes(layer: Layer) -> int:
     return 2 * layer.activation_bytes + layer.output_bytes if layer.trained_bytes else 0
 
 
-def _weight_frac(cost: LayerCost, layer: Layer) -> float:
-    """As measured; else in proportion to the operations, or a half where nobody counted them."""
+def weight_frac(cost: LayerCost, layer: Layer) -> float:
+    """Which part of a layer's backward is for gradients of weights, and can wait.
+
+    As measured; else in proportion to the operations, or a half where nobody counted them.
+
+    Parameters
+    ----------
+    cost
+        Of the layer on a device.
+    layer
+        The layer.
+    """
     if cost.weight_frac is not None:
         return cost.weight_frac
     if layer.backward_flop:

@@ -46,7 +46,7 @@ def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
         )
     classes = classes_of(table)
     least = inf
-    way = way_s(problem)
+    way = way_s(problem, in_parts=True)
     for pattern in patterns:
         chosen = members(pattern, classes, [0] * len(classes))
         devices, rows = [problem.devices[i] for i in chosen], [seconds[i] for i in chosen]

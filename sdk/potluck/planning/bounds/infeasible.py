@@ -33,7 +33,7 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
         raise too_big(problem)
     qoe = problem.qoe
     if qoe.latency_s is not None:
-        least_s = quick_bound_s(problem)
+        least_s = quick_bound_s(problem, in_parts=True)
         if least_s > qoe.latency_s * (1 + ROUNDING):
             raise no_plan(Breach("latency", least_s, qoe.latency_s), problem)
     if qoe.energy_j is not None:

@@ -11,7 +11,7 @@ of many devices, too. The bounds here:
   Whoever does what, for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d]
   r[d, l]. The weights are improved by subgradient steps; any weights give a valid bound.
 - The longest way. Some row passes every layer on it, each on the device that
-  is fastest there.
+  is fastest there. Backwards are whole, but for `in_parts`: schedules without bubbles are faster.
 - Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound
   of it, for every micro-batch size there may be. A device alone takes what it takes for the whole
   micro-batch. A group shares the rows without loss, each at its best rate, and hands on as soon as
@@ -92,12 +92,20 @@ def _all_wait(problem: Problem) -> bool:
     return all(layer.output_bytes for layer in problem.layers[:-1])
 
 
-def quick_bound_s(problem: Problem) -> float:
-    """The work and the longest way: some milliseconds."""
+def quick_bound_s(problem: Problem, *, in_parts: bool = False) -> float:
+    """The work and the longest way: some milliseconds.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    in_parts
+        Of plans whose backwards are in two parts, too (see `way_s`).
+    """
     batch = problem.workload.batch
     return max(
         work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]),
-        way_s(problem),
+        way_s(problem, in_parts=in_parts),
     )
 
 
@@ -135,16 +143,24 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
     return batch * best
 
 
-def way_s(problem: Problem) -> float:
+def way_s(problem: Problem, *, in_parts: bool = False) -> float:
     """The longest way of a row through the layers; streams overlap their requests, so for them it
     is nothing.
 
     In a chain the row is passed on wherever the next layer is on another device, and its gradient
     back. Of parallel branches each layer takes its least time of any device.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    in_parts
+        Of plans whose backwards are in two parts, too: what is for gradients of weights can wait,
+        while the row is passed on, and is left out.
     """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    spent = {device.name: _spent(problem, device.name) for device in problem.devices}
+    spent = {device.name: _spent(problem, device.name, in_parts) for device in problem.devices}
     if not problem.branches:
         return _chain_way_s(problem, spent)
     reached = [0.0] * len(problem.layers)
@@ -155,11 +171,11 @@ def way_s(problem: Problem) -> float:
     return reached[-1]
 
 
-def _spent(problem: Problem, device: str) -> list[float]:
+def _spent(problem: Problem, device: str, in_parts: bool) -> list[float]:
     """Per layer the least seconds of a forward there and of a needed backward, of any rows."""
-    return [
-        a + b for a, b in zip(*least_pieces(problem, device, problem.workload.batch), strict=True)
-    ]
+    costs, pieces = problem.costs[device], least_pieces(problem, device, problem.workload.batch)
+    fracs = [cost.weight_frac(*pair) * in_parts for pair in zip(costs, problem.layers, strict=True)]
+    return [a + (1 - frac) * b for frac, a, b in zip(fracs, *pieces, strict=True)]
 
 
 def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:
