@@ -148,7 +148,8 @@ def way_s(problem: Problem, *, in_parts: bool = False) -> float:
     is nothing.
 
     In a chain the row is passed on wherever the next layer is on another device, and its gradient
-    back. Of parallel branches each layer takes its least time of any device.
+    back. Of parallel branches each layer takes its least time of any device, on the longest way to
+    the end and then on that of the gradients, which need not be the same.
 
     Parameters
     ----------
@@ -160,22 +161,38 @@ def way_s(problem: Problem, *, in_parts: bool = False) -> float:
     """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    spent = {device.name: _spent(problem, device.name, in_parts) for device in problem.devices}
+    pieces = {device.name: _pieces(problem, device.name, in_parts) for device in problem.devices}
     if not problem.branches:
+        spent = {name: [a + b for a, b in zip(*both, strict=True)] for name, both in pieces.items()}
         return _chain_way_s(problem, spent)
-    reached = [0.0] * len(problem.layers)
-    for i, layer in enumerate(problem.layers):
-        reached[i] += min(seconds[i] for seconds in spent.values())
+    return _branched_way_s(problem, [*pieces.values()])
+
+
+def _pieces(problem: Problem, device: str, in_parts: bool) -> tuple[list[float], list[float]]:
+    """Per layer the least seconds of a forward there, and of a needed backward, of any rows."""
+    forward, backward = least_pieces(problem, device, problem.workload.batch)
+    pairs = zip(problem.costs[device], problem.layers, strict=True)
+    fracs = [cost.weight_frac(*pair) * in_parts for pair in pairs]
+    return forward, [(1 - frac) * s for frac, s in zip(fracs, backward, strict=True)]
+
+
+def _branched_way_s(problem: Problem, pieces: Sequence[tuple[list[float], list[float]]]) -> float:
+    """To the last layer, and from there the longest way along edges that a gradient comes back
+    over.
+    """
+    layers, last = problem.layers, len(problem.layers) - 1
+    reached = [min(column) for column in zip(*(forward for forward, _ in pieces), strict=True)]
+    least = [min(column) for column in zip(*(backward for _, backward in pieces), strict=True)]
+    before = [0.0] * len(layers)
+    for i, layer in enumerate(layers):
+        reached[i] += before[i]
         for to in (to for edge in layer.edges for to in edge.to):
-            reached[to] = max(reached[to], reached[i])
-    return reached[-1]
-
-
-def _spent(problem: Problem, device: str, in_parts: bool) -> list[float]:
-    """Per layer the least seconds of a forward there and of a needed backward, of any rows."""
-    costs, pieces = problem.costs[device], least_pieces(problem, device, problem.workload.batch)
-    fracs = [cost.weight_frac(*pair) * in_parts for pair in zip(costs, problem.layers, strict=True)]
-    return [a + (1 - frac) * b for frac, a, b in zip(fracs, *pieces, strict=True)]
+            before[to] = max(before[to], reached[i])
+    back = [-inf] * last + [least[last]]
+    for i in range(last - 1, -1, -1):
+        takers = (to for edge in layers[i].edges if edge.gradient_bytes for to in edge.to)
+        back[i] = least[i] + max((back[to] for to in takers), default=-inf)
+    return reached[last] + max(back)
 
 
 def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:

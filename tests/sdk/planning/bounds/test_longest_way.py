@@ -13,6 +13,7 @@ from potluck.planning import make_plans
 from potluck.planning.bounds.latency import lower_bound_s, way_s
 from potluck.records import (
     Device,
+    Edge,
     Inference,
     Layer,
     LayerCost,
@@ -22,6 +23,7 @@ from potluck.records import (
     Plan,
     Problem,
     Stage,
+    Training,
 )
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
@@ -89,3 +91,31 @@ def test_layers_that_are_handed_nothing_wait_for_nothing():
     assert plan_s == pytest.approx(4.0)
     assert lower_bound_s(problem, CostTable(problem), 2 * plan_s) <= plan_s * (1 + 1e-9)
     assert way_s(problem) == pytest.approx(2.0)
+
+
+def test_gradients_come_back_over_their_own_edges():
+    # 1 s each way and layer; the third reads the second, and has no gradient for it
+    costs = (LayerCost(rows=(1,), forward_s=(1.0,), backward_s=(1.0,)),) * 4
+    edges = (
+        (Edge(to=(1, 2), output_bytes=1, gradient_bytes=1),),
+        (Edge(to=(2,), output_bytes=1), Edge(to=(3,), output_bytes=1, gradient_bytes=1)),
+        (Edge(to=(3,), output_bytes=1, gradient_bytes=1),),
+        (),
+    )
+    problem = replace(
+        CHAIN,
+        workload=Training(batch=1),
+        layers=tuple(Layer(name=str(i), output_bytes=10, edges=e) for i, e in enumerate(edges)),
+        costs={"a": costs, "b": costs},
+        network=replace(CHAIN.network, paths=dict.fromkeys(CHAIN.network.paths, Path(media=()))),
+    )
+    parts = ((0, "a"), (1, "a"), (2, "b"), (3, "b"))
+    plan = Plan(
+        planner="by hand",
+        model="chain",
+        stages=tuple(Stage(start=i, stop=i + 1, devices=(name,), shares=(1,)) for i, name in parts),
+        micro_batch=1,
+    )
+    # four forwards one after another, and back over the last, the second or the third, the first
+    assert Direct(problem).run(plan).latency_s == pytest.approx(7.0, rel=1e-6)
+    assert way_s(problem) == pytest.approx(7.0)
