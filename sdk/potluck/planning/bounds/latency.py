@@ -188,11 +188,11 @@ def _branched_way_s(problem: Problem, pieces: Sequence[tuple[list[float], list[f
         reached[i] += before[i]
         for to in (to for edge in layer.edges for to in edge.to):
             before[to] = max(before[to], reached[i])
-    back = [-inf] * last + [least[last]]
+    back: list[float] = [*[-inf] * last, least[last]]
     for i in range(last - 1, -1, -1):
         takers = (to for edge in layers[i].edges if edge.gradient_bytes for to in edge.to)
         back[i] = least[i] + max((back[to] for to in takers), default=-inf)
-    return reached[last] + max(back)
+    return float(reached[last] + max(back))
 
 
 def _chain_way_s(problem: Problem, spent: Mapping[str, Sequence[float]]) -> float:
