@@ -420,11 +420,12 @@ def _reductions(
     symbols: dict[str, str],
     tensors: list[torch.Tensor],
 ) -> BatchReductions | None:
-    """The reductions of the loss, of constants and buffers of its own.
+    """The reductions of the loss, of constants and buffers of its own; of a module that computes
+    its loss itself, of those that are only looked up in, as class weights are.
 
     The program takes them as inputs from now on.
     """
-    own = {h: state[h] for h in holders.buffers if not holders.targets[h].startswith("net.")}
+    own = {h: state[h] for h in holders.constants}
     try:
         return extract(program, holders.inputs, own, symbols, tensors)
     except OperatorFailed as error:

@@ -92,6 +92,66 @@ def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, fo
     run.close()
 
 
+class Weighted(torch.nn.Module):
+    """Its loss divides by class weights: in a buffer, in a loss, or as a plain tensor."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        )
+        weight = torch.tensor([1.0, 4.0, 0.25])
+        if kind == "loss":
+            self.loss = torch.nn.CrossEntropyLoss(weight=weight)
+        elif kind == "buffer":
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = weight
+        self.kind = kind
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        if labels is None:
+            return {"logits": logits}
+        if self.kind == "loss":
+            return {"loss": self.loss(logits, labels), "logits": logits}
+        function = torch.nn.functional.cross_entropy
+        return {"loss": function(logits, labels, weight=self.weight), "logits": logits}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", ["buffer", "loss", "tensor"])
+def test_class_weights_of_a_module_divide_by_all_rows(pair, plan, kind):
+    net = Weighted(kind)
+    alone = copy.deepcopy(net)
+    torch.manual_seed(1)
+    batches = [
+        {"x": torch.randn(rows, 6), "labels": torch.randint(0, 3, (rows,))}
+        for rows in (ROWS, ROWS, 5)
+    ]
+    model = potluck.Model.from_torch(net, batches[0], loss="loss")
+    chosen = make_plan(model, *PLANS[plan], micro_batch=MICRO, n_micro_batches=ROWS // MICRO)
+    if kind == "buffer":  # those that count are of the moment of deployment
+        for each in (net, alone):
+            each.weight.copy_(torch.tensor([0.5, 1.0, 3.0]))
+    run = pair.deploy(chosen, model, optimizer=potluck.SGD(0.1)).wait()
+    history = run.fit(batches).wait()
+    optimizer, losses = torch.optim.SGD(alone.parameters(), 0.1), []
+    for batch in batches:
+        loss = alone(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert history.losses == pytest.approx(losses, abs=1e-6)
+    learned = run.state_dict()
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(learned[name], tensor, atol=1e-6)
+    run.close()
+
+
 OWN = {
     "no such part": ("nll", {}, "has no 'nll': it is a dict"),
     "no names of targets": ("loss", {"example_targets": torch.zeros(2, 5)}, "of which targets"),

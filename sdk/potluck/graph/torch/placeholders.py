@@ -13,6 +13,17 @@ from potluck.graph.torch.subgraph_substitution import as_exported
 from potluck.graph.traced import SEQUENCE
 from potluck_wire.graph import BATCH, Symbol
 
+# what reads single numbers of a tensor, as a loss reads class weights, and is no view of it
+LOOK_UPS = frozenset(
+    {
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten.index_select.default,
+        torch.ops.aten.gather.default,
+        torch.ops.aten.cross_entropy_loss.default,
+        torch.ops.aten.nll_loss_nd.default,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holders:
@@ -29,6 +40,18 @@ class Holders:
     @property
     def all(self) -> list[Any]:
         return [*self.inputs, *self.parameters, *self.buffers]
+
+    @property
+    def constants(self) -> list[Any]:
+        """The buffers that a loss may take for constants: its own, and those of the module that are
+        only looked up in: nothing changes them, and nothing is a view of them.
+        """
+        return [
+            holder
+            for holder in self.buffers
+            if not self.targets[holder].startswith("net.")
+            or (holder.users and all(user.target in LOOK_UPS for user in holder.users))
+        ]
 
     @property
     def parameter_places(self) -> range:
