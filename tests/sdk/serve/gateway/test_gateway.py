@@ -1,6 +1,7 @@
 """The HTTP entrance, asked by Triton's own client and read by Prometheus' own parser."""
 
 import copy
+import gc
 import gzip
 import http.client
 import json
@@ -72,6 +73,12 @@ def answer_of(gateway, method, path, body=b"", **headers):
 
 def rows(n):
     return np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)
+
+
+def test_cycles_are_not_looked_for_among_all_objects_while_it_is_open():
+    with Gateway(dict):
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_triton_is_told_how_models_are_configured_and_what_they_have_done(gateway, client):
