@@ -1,10 +1,13 @@
 """The least that layers take on a device, whatever plan it has a part in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from potluck.records import Device, LayerCost, Problem, Training
 from potluck.simulate import cost, equations, flows
 from potluck.simulate.interpolation import interpolate
+
+# of one layer on one device, of its times at the measured numbers of rows, up to so many rows
+Least = Callable[[LayerCost, Sequence[float], int], float]
 
 
 def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
@@ -44,17 +47,19 @@ def least_rates(problem: Problem, device: str, max_rows: int) -> list[float]:
     list[float]
         One number for each layer.
     """
-    return [a + b for a, b in zip(*_both(problem, device, max_rows), strict=True)]
+    return [a + b for a, b in zip(*_of_layers(problem, device, max_rows, per_row), strict=True)]
 
 
-def _both(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
-    """Forward and backward of `least_rates`."""
+def _of_layers(
+    problem: Problem, device: str, max_rows: int, least: Least
+) -> tuple[list[float], list[float]]:
+    """Per layer the least of a forward, and of a needed backward."""
     training = isinstance(problem.workload, Training)
     forward = []
     backward = []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(per_row(costs, costs.forward_s, max_rows))
-        backward.append(per_row(costs, costs.backward_s, max_rows) if training and learns else 0.0)
+        forward.append(least(costs, costs.forward_s, max_rows))
+        backward.append(least(costs, costs.backward_s, max_rows) if training and learns else 0.0)
     return forward, backward
 
 
@@ -88,13 +93,7 @@ def least_pieces(problem: Problem, device: str, max_rows: int) -> tuple[list[flo
     max_rows
         The largest micro-batch size.
     """
-    training = isinstance(problem.workload, Training)
-    forward = []
-    backward = []
-    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(_least_s(costs, costs.forward_s, max_rows))
-        backward.append(_least_s(costs, costs.backward_s, max_rows) if training and learns else 0.0)
-    return forward, backward
+    return _of_layers(problem, device, max_rows, _least_s)
 
 
 def _least_s(costs: LayerCost, seconds: Sequence[float], max_rows: int) -> float:
