@@ -121,8 +121,7 @@ def _time_rows(
     for _ in _runs(repeats, slowdown):
         forward_s.append(taken_s(forward, slowdown))
         if train:
-            ports = zip(outputs, segment.graph.outputs, strict=True)
-            gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
+            gradients = _gradients(segment, outputs, arrays)
             backward_s.append(taken_s(backward, slowdown) if gradients else 0.0)
     segment.forget(_KEY)
     return Timing(
@@ -130,6 +129,12 @@ def _time_rows(
         backward_s=typical_s(backward_s[1:], slowdown) if train else 0.0,
         kept_bytes=segment.kept_bytes(inputs) if train else 0,
     )
+
+
+def _gradients(segment: Measurable, outputs: Tensors, arrays: Arrays) -> list[Any]:
+    """Made-up ones, of the outputs that have any."""
+    ports = zip(outputs, segment.graph.outputs, strict=True)
+    return [arrays.ones_like(output) for output, port in ports if port.gradient]
 
 
 def weight_frac(
@@ -151,8 +156,7 @@ def weight_frac(
         outputs = segment.forward(
             inputs, key=_KEY, train=True, rows=(0, rows, rows), step=0, micro_batch=0, split=True
         )
-        ports = zip(outputs, segment.graph.outputs, strict=True)
-        gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
+        gradients = _gradients(segment, outputs, arrays)
         if not gradients:
             segment.forget(_KEY)
             return 0.0
@@ -202,8 +206,7 @@ def _learn(segment: Measurable, inputs: Tensors, rows: int, arrays: Arrays) -> N
     outputs = segment.forward(
         inputs, key=_KEY, train=True, rows=(0, rows, rows), step=0, micro_batch=0
     )
-    ports = zip(outputs, segment.graph.outputs, strict=True)
-    gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
+    gradients = _gradients(segment, outputs, arrays)
     if gradients:
         segment.backward(_KEY, gradients, 1.0)
     segment.forget(_KEY)

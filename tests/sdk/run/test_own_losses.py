@@ -62,6 +62,18 @@ def batch_of(seed, rows=ROWS):
     }
 
 
+def learn(net, batches, part):
+    """The losses of plain torch's steps on one machine."""
+    optimizer, losses = torch.optim.SGD(net.parameters(), 0.1), []
+    for batch in batches:
+        loss = net(**batch)[part]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("form", "part"), [("mapping", "loss"), ("tuple", 0)])
@@ -73,15 +85,7 @@ def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, fo
     run = pair.deploy(chosen, model).wait()
     batches = [batch_of(seed) for seed in range(6)]
     history = run.fit(batches, optimizer=torch.optim.SGD(net.parameters(), 0.1)).wait()
-    optimizer, losses = torch.optim.SGD(alone.parameters(), 0.1), []
-    for batch in batches:
-        answer = alone(**batch)
-        loss = answer[part]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert history.losses == pytest.approx(losses, abs=1e-6)
+    assert history.losses == pytest.approx(learn(alone, batches, part), abs=1e-6)
     learned = run.state_dict()
     for name, tensor in alone.state_dict().items():
         assert torch.allclose(learned[name], tensor, atol=1e-6)
@@ -138,14 +142,7 @@ def test_class_weights_of_a_module_divide_by_all_rows(pair, plan, kind):
             each.weight.copy_(torch.tensor([0.5, 1.0, 3.0]))
     run = pair.deploy(chosen, model, optimizer=potluck.SGD(0.1)).wait()
     history = run.fit(batches).wait()
-    optimizer, losses = torch.optim.SGD(alone.parameters(), 0.1), []
-    for batch in batches:
-        loss = alone(**batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert history.losses == pytest.approx(losses, abs=1e-6)
+    assert history.losses == pytest.approx(learn(alone, batches, "loss"), abs=1e-6)
     learned = run.state_dict()
     for name, tensor in alone.state_dict().items():
         assert torch.allclose(learned[name], tensor, atol=1e-6)

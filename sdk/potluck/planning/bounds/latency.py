@@ -22,13 +22,13 @@ of many devices, too. The bounds here:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, permutations, product
+from itertools import permutations, product
 from math import inf, prod
 
 from potluck.planning.bounds.rates import least_pieces, least_rates
 from potluck.planning.bounds.row_routes import routes_s
 from potluck.planning.bounds.stage_chains import chains_bound_s, micro_batches
-from potluck.planning.bounds.stage_options import RING_BEHIND
+from potluck.planning.bounds.stage_options import RING_BEHIND, sums
 from potluck.planning.building_blocks.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
@@ -365,12 +365,12 @@ class LowerBoundCosts(StageCostTable):
         rates: Sequence[Sequence[float]],
         is_late: Callable[[], bool],
     ) -> None:
-        self.sums = [tuple(accumulate(rate, initial=0.0)) for rate in rates]
+        self.sums = [sums(rate) for rate in rates]
         self.is_late, self.learning = is_late, flows.learning_layers(table.problem)
         super().__init__(table, micro_batch, cuts, classes, patterns)
         names = [device.name for device in self.problem.devices]
         self._pieces = [
-            [_sums(least) for least in least_pieces(self.problem, name, micro_batch)]
+            [sums(least) for least in least_pieces(self.problem, name, micro_batch)]
             for name in names
         ]
         self._between: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
@@ -534,10 +534,6 @@ def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
     crossed = [name for name in paths[0] if all(name in path for path in paths)]
     shared = (capacity[name] / min(path[name] for path in paths) for name in crossed)
     return min(sum(network.bandwidth(a, b) for a, b in pairs), min(shared, default=inf))
-
-
-def _sums(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(accumulate(values, initial=0.0))
 
 
 def _behind_the_last(out: Sequence[float], into: Sequence[float]) -> float:
