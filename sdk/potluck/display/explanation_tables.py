@@ -90,9 +90,11 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
 def _certified(plan: Plan) -> str:
     """Of which plans the gap is told."""
     is_complete = plan.problem is not None and plan.problem.branches
-    limits = ["at most one stage per device"] * (not is_complete)
-    limits += ["whole backwards"] * plan.training
-    return f"no plan with {' and '.join(limits)}" if limits else "no plan at all"
+    stages = [] if is_complete else ["at most one stage per device"]
+    if not plan.training:
+        return f"no plan with {stages[0]}" if stages else "no plan at all"
+    kinds = ", ".join([*stages, "micro-batches of one size"])
+    return f"no plan with {kinds} and whole backwards"
 
 
 def _step(plan: Plan) -> str:

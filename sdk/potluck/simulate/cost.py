@@ -80,6 +80,7 @@ class CostTable:
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
         self._learns = flows.learning_layers(problem)
         self.shared_layers, self._shared = _shared(problem.layers if training_of(problem) else ())
+        self._check_shared()
         self.shared_bytes = tuple(weight.summed_bytes for weight in self._shared)
         self.devices = {device.name: device for device in problem.devices}
         self.branches = problem.branches
@@ -103,6 +104,21 @@ class CostTable:
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._waiting = _sums([_waiting_bytes(layer) for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
+
+    def _check_shared(self) -> None:
+        """Raise UserError where a shared weight learns in some of its layers only: in a graph none
+        does.
+        """
+        for places, weight in zip(self.shared_layers, self._shared, strict=True):
+            still = [i for i in places if not self._learns[i]]
+            if still and len(still) < len(places):
+                names = [self.problem.layers[i].name for i in places]
+                raise UserError(
+                    f"the layers {', '.join(names)} share the weight {weight.name}, but no "
+                    f"gradient comes back to {self.problem.layers[still[0]].name}.",
+                    next_step="Leave the weight out of the shared ones of that layer: it does not "
+                    "learn there.",
+                )
 
     def at_work(self) -> None:
         """A planner takes a step that asks for no cost: where time is limited, it ends here."""

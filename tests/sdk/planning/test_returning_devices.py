@@ -115,7 +115,9 @@ def test_where_only_one_device_holds_both_ends_a_plan_is_found(batch):
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_certified_of_a_chain_is_said_of_plans_with_one_stage_per_device(seed):
     best = make_plans(random_home(seed, Training(batch=8, micro_batch=2))).best
-    said = "no plan with at most one stage per device and whole backwards"
+    said = (
+        "no plan with at most one stage per device, micro-batches of one size and whole backwards"
+    )
     assert said in repr(explain(best, improvements=False))
     assert best.latency_s >= quick_bound_s(best.problem) * (1 - 1e-9)
 
