@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
 HOME = "home"
+# instructions that training alone has
+TRAINING_OPS = ("backward", "backward_input", "gradients", "step")
 
 
 def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
@@ -810,6 +812,11 @@ class Trace(Shown):
     energy_j: Mapping[str, float] = field(default_factory=dict)
     energy_source: Mapping[str, str] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is of training: nothing in it tells of requests."""
+        return not self.events or any(event.op in TRAINING_OPS for event in self.events)
 
     @property
     def stop_s(self) -> float:

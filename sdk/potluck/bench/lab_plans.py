@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from potluck.records import Plan, Stage
+from potluck.planning import make_plans
+from potluck.records import Inference, Plan, Stage, Training
 
 if TYPE_CHECKING:
     from potluck.home import Home
+    from potluck.profile.home_network import HomeNetwork
+    from potluck.profile.profiles import Profile
     from potluck.run.comparison import Comparison
 
 WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
@@ -17,22 +20,32 @@ WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
 class LabCase:
     """Stages of devices with their cut after these parts of the layers; rows are shared evenly.
 
-    `at_once` 0: training; else so many requests under way. `recompute`: every stage does.
+    No `stages`: the best plan of the planner. `cuts`: the first layers of later stages; none:
+    stages of as many layers each as can be. `at_once` 0: training; else so many requests under way.
+    `recompute`: every stage does.
     """
 
     name: str
     home: str
     model: str
-    stages: tuple[tuple[str, ...], ...]
+    stages: tuple[tuple[str, ...], ...] = ()
     schedule: str = "1f1b"
     at_once: int = 0
     recompute: bool = False
+    cuts: tuple[int, ...] = ()
+
+    def best_plan(self, profile: "Profile", batch: int) -> Plan:
+        """The planner's."""
+        answers = Inference(batch=batch, streaming=self.at_once > 1)
+        workload = answers if self.at_once else Training(batch=batch)
+        return make_plans(profile.problem(workload)).best
 
     def plan(self, model_name: str, n_layers: int, batch: int, micro_batch: int) -> Plan:
-        """The plan, with stages of as many layers as can be."""
+        """The plan of its stages."""
         n = len(self.stages)
         rows = micro_batch if n > 1 and not self.at_once else batch
-        cuts = [round(i * n_layers / n) for i in range(n + 1)]
+        even = [round(i * n_layers / n) for i in range(1, n)]
+        cuts = [0, *(self.cuts or even), n_layers]
         n_micro_batches = batch // rows
         depths = [min(2 * (n - p) - 1, n_micro_batches) for p in range(n)]
         stages = (
@@ -61,18 +74,31 @@ def _even(rows: int, n: int) -> tuple[int, ...]:
 
 
 def of_home(
-    home: "Home", some: Sequence[LabCase], settings: Mapping[str, float]
+    home: "Home",
+    some: Sequence[LabCase],
+    settings: Mapping[str, float],
+    network: "HomeNetwork | None" = None,
 ) -> "dict[str, list[Comparison]]":
-    """Each of these cases on this home, as often as the settings say."""
+    """Each of these cases on this home, as often as the settings say; with a network that was
+    measured, where one is given.
+    """
     batch, micro_batch = int(settings["batch"]), int(settings["micro_batch"])
     found: dict[str, list[Comparison]] = {case.name: [] for case in some}
     models = {case.model: _model(case.model, batch) for case in some}
-    for model, _, _ in models.values():
-        home.profile(model, rows=(micro_batch // 4, micro_batch, batch)).wait()
+    rows = (micro_batch // 4, micro_batch, batch)
+    profiles = {
+        name: home.profile(model, rows=rows, network=network).wait()
+        for name, (model, _, _) in models.items()
+    }
     for _ in range(int(settings["repeats"])):
         for case in some:
             model, images, labels = models[case.model]
-            plan = case.plan(model.name, len(model.layers(not case.at_once)), batch, micro_batch)
+            n_layers = len(model.layers(not case.at_once))
+            plan = (
+                case.plan(model.name, n_layers, batch, micro_batch)
+                if case.stages
+                else case.best_plan(profiles[case.model], batch)
+            )
             found[case.name].append(_tried(home, case, plan, model, images, labels, settings))
     return found
 
@@ -89,7 +115,7 @@ def _tried(
     from potluck.run.optimizers import AdamW
 
     optimizer = None if case.at_once else AdamW(1e-3)
-    schedule = None if case.at_once else case.schedule
+    schedule = case.schedule if case.stages and not case.at_once else None
     run = home.deploy(plan, model, optimizer=optimizer, schedule=schedule).wait()
     try:
         if case.at_once == 0:
@@ -113,7 +139,8 @@ def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
 
     images, labels = next(iter(Digits.load().batches(batch, 1)))
     torch.manual_seed(0)
-    network = digits_network() if kind == "cnn" else _linear(WIDTHS[kind])
+    makers = {"cnn": digits_network, "branched": _towers}
+    network = makers[kind]() if kind in makers else _linear(WIDTHS[kind])
     made = Model.from_torch(
         network, images, loss=torch.nn.functional.cross_entropy, example_targets=labels
     )
@@ -127,3 +154,22 @@ def _linear(n: int) -> Any:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10)
     )
+
+
+def _towers(n: int = 512) -> Any:
+    """Two towers of linear layers, `n` wide, that look at the same image, and what judges both."""
+    import torch
+    from torch import nn
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Sequential(nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU())
+            self.right = nn.Sequential(nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU())
+            self.head = nn.Linear(2 * n, 10)
+
+        def forward(self, images: torch.Tensor) -> Any:
+            x = images.flatten(1)
+            return self.head(torch.cat([self.left(x), self.right(x)], 1))
+
+    return Towers()

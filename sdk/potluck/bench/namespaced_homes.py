@@ -5,12 +5,17 @@ what `bench tomography` adds to its simulated ones.
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from potluck.records import Network
 from potluck.simulate.fairness import max_min_rates
+
+if TYPE_CHECKING:
+    from potluck.home import Home
 
 RATE = 6e6  # bytes per second of a medium
 LIMITED = 0.95  # of the rate alone; a flow that has less is limited by another
@@ -32,29 +37,33 @@ Flow = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchWiring:
-    """A home of the bench: where each of its devices is, as its file says it, and its links."""
+    """A home of the bench: where each of its devices is, as its file says it, and its links.
+
+    Its rates are those that a lab of this `time_scale` plays as `RATE`.
+    """
 
     name: str
     topology: str
     where: tuple[str, ...]
     cable_bytes_per_s: float | None = None
     link_fracs: tuple[float, float] | None = None  # of the rate: there and back
+    time_scale: float = 1.0
 
     @property
     def toml(self) -> str:
         """The file of the home."""
-        more = ""
+        more, rate = "", RATE * self.time_scale
         if self.cable_bytes_per_s is not None:
-            more += f", cable_bytes_per_s = {_number(self.cable_bytes_per_s)}"
+            more += f", cable_bytes_per_s = {_number(self.cable_bytes_per_s * self.time_scale)}"
         if self.link_fracs is not None:
-            outward, back = (_number(RATE * frac) for frac in self.link_fracs)
+            outward, back = (_number(rate * frac) for frac in self.link_fracs)
             more += (
                 f', links = [{{ sites = ["here", "far"], there_bytes_per_s = {outward}, '
                 f"back_bytes_per_s = {back} }}]"
             )
         memory = _number(2**32).replace(" }", ', reason = "a bench" }')
         head = HEAD.format(
-            name=self.name, topology=self.topology, rate=_number(RATE), more=more, memory=memory
+            name=self.name, topology=self.topology, rate=_number(rate), more=more, memory=memory
         )
         devices = (DEVICE.format(i=i, where=where) for i, where in enumerate(self.where))
         return head + "".join(devices)
@@ -101,20 +110,26 @@ def outcomes(n: int) -> Iterator[HomeOutcome]:
     n
         At most as many as there are.
     """
+    for wiring in HOMES[:n]:
+        with opened(wiring) as home:
+            truth = home.network.records
+            start_s = time.perf_counter()
+            document = home.measure_network().wait()
+            probe_s = time.perf_counter() - start_s
+            errors = errors_by_medium(document.devices, truth, document.records)
+            yield HomeOutcome(name=wiring.name, errors=tuple(errors), probe_s=probe_s)
+
+
+@contextmanager
+def opened(wiring: BenchWiring) -> "Iterator[Home]":
+    """A lab of this home, in namespaces."""
     from potluck.home import Home
 
-    for wiring in HOMES[:n]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{wiring.name}.toml"
-            path.write_text(wiring.toml)
-            with Home.lab(path, links="namespaces") as home:
-                truth = home.network.records
-                start_s = time.perf_counter()
-                document = home.measure_network().wait()
-                probe_s = time.perf_counter() - start_s
-                names = document.devices
-                errors = errors_by_medium(names, truth, document.records)
-                yield HomeOutcome(name=wiring.name, errors=tuple(errors), probe_s=probe_s)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{wiring.name}.toml"
+        path.write_text(wiring.toml)
+        with Home.lab(path, time_scale=wiring.time_scale, links="namespaces") as home:
+            yield home
 
 
 def errors_by_medium(

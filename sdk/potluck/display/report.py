@@ -5,7 +5,6 @@ are apart. Self-contained, and sorted by a click on a heading.
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 
 from potluck import units
 from potluck.display import chart, html, markup, tables
@@ -17,6 +16,7 @@ from potluck.records import Plan
 from potluck.run.history import History
 from potluck.run.run import Run
 from potluck.sanitized_text import harmless
+from potluck.simulate.time_spans import pace_s, usual_s
 
 
 def save(run: Run, path: str | Path) -> Path:
@@ -58,10 +58,12 @@ def headline(run: Run) -> str:
     noun = "step" if run.plan.training else "request"
     if not recent:
         return f"{run.plan.model}: no {noun} was measured yet."
-    sentence = f"{run.plan.model}: {units.duration(median(recent))} a {noun}"
+    sentence = (
+        f"{run.plan.model}: {units.duration(usual_s(recent, trains=run.plan.training))} a {noun}"
+    )
     predicted = run.predicted
     if predicted is not None and predicted.step_s:
-        sentence += f", predicted {units.duration(median(predicted.step_s))}"
+        sentence += f", predicted {units.duration(pace_s(predicted))}"
     current, *others = _baselines(run)
     alone = next((plan for plan in others if len(plan.devices) == 1), None)
     if alone is not None and alone.latency_s and current.latency_s and len(current.devices) > 1:

@@ -14,6 +14,7 @@ from potluck.provenance import marked
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 from potluck.sessions.power_reading import mark_of
 from potluck.simulate.cost import budget_bytes
+from potluck.simulate.time_spans import pace_s
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.processors import summary
 
@@ -35,7 +36,6 @@ class Heat:
 
 
 Cell = str | Bar | Heat
-TRAINING_OPS = ("backward", "backward_input", "gradients", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ def plans(
 
 
 def comparison(predicted: Trace, measured: Trace) -> Table:
-    """Predicted against measured: median time of a step or request, then energy of one and peak
+    """Predicted against measured: usual time of a step or request, then energy of one and peak
     memory of each device.
 
     The energy of either side carries where its number comes from: measured, estimated or simulated.
@@ -478,16 +478,12 @@ def _held(device: str, pair: Sequence[int | None]) -> tuple[Cell, ...]:
 
 def one_of(trace: Trace) -> str:
     """What the trace is made of: steps of training, or requests."""
-    return (
-        "request"
-        if trace.events and not any(event.op in TRAINING_OPS for event in trace.events)
-        else "step"
-    )
+    return "step" if trace.trains else "request"
 
 
 def step_s(trace: Trace) -> float | None:
-    """The median step."""
-    return median(trace.step_s) if trace.step_s else None
+    """The usual step."""
+    return pace_s(trace) if trace.step_s else None
 
 
 def _per_step(trace: Trace, total: float | None) -> float | None:
@@ -501,10 +497,9 @@ def trace(trace: Trace, title: str = "") -> Table:
     names = dict.fromkeys([*trace.busy_s, *(event.device for event in trace.events)])
     span_s = sum(trace.step_s) or trace.stop_s
     rows = tuple(_trace_row(trace, name, span_s) for name in names)
-    n_steps = len(trace.step_s)
-    note = (
-        f"{n_steps} {one_of(trace)}{'s' * (n_steps != 1)}, median {units.duration(step_s(trace))}"
-    )
+    n_steps, each = len(trace.step_s), units.duration(step_s(trace))
+    note = f"{n_steps} {one_of(trace)}{'s' * (n_steps != 1)}, "
+    note += f"median {each}" if trace.trains else f"{each} each"
     columns = ("device", "busy", ">sent", ">received", ">energy", "source", ">peak memory")
     return Table(
         title=title or f"Trace ({trace.source})", columns=columns, rows=rows, notes=(note,)

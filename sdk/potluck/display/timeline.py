@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
+from statistics import median
 
 from potluck import units
 from potluck.display import axes
@@ -81,7 +82,7 @@ def typical(trace: Trace) -> Trace:
     Its inputs may have been sent while the step before was still going on: what ended by then is
     left out.
     """
-    middle_s = step_s(trace) or 0.0
+    middle_s = median(trace.step_s or (0.0,))
     nearest = min(
         range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s), default=0
     )

@@ -12,6 +12,7 @@ from statistics import mean, median
 
 from potluck.display_hooks import Tabular
 from potluck.records import Event, Network, Trace
+from potluck.simulate.time_spans import pace_s
 from potluck_wire.program import Program
 
 TERMS = ("compute", "link", "latency", "overhead")
@@ -47,13 +48,13 @@ class Comparison(Tabular):
 
     @property
     def predicted_step_s(self) -> float:
-        """The median of the predicted steps."""
-        return median(self.predicted.step_s)
+        """The usual one of the predicted steps."""
+        return pace_s(self.predicted)
 
     @property
     def measured_step_s(self) -> float:
-        """The median of the measured steps."""
-        return median(self.measured.step_s)
+        """The usual one of the measured steps."""
+        return pace_s(self.measured)
 
     @property
     def error_frac(self) -> float:

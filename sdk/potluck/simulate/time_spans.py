@@ -1,6 +1,9 @@
 """Stretches of time, from start to stop in seconds: of steps, of requests, of work."""
 
 from collections.abc import Iterable, Sequence
+from statistics import mean, median
+
+from potluck.records import Trace
 
 Span = tuple[float, float]
 FILLING = 5  # one of so many answers comes while the pipeline is still filling up
@@ -30,6 +33,36 @@ def middle_s(ends_s: Sequence[float], in_flight: int) -> float:
         if last > first
         else ordered[last] / len(ordered)
     )
+
+
+def pace_s(trace: Trace) -> float:
+    """Seconds per step: the median. Of many requests that overlap, from answer to answer in the
+    mean, as several may be answered together (`middle_s`).
+
+    Parameters
+    ----------
+    trace
+        Of one step at least.
+    """
+    spans = trace.spans
+    at_once = 1 if trace.trains else most_at_once(spans)
+    if 1 < at_once < len(spans) / 2:
+        return middle_s([stop_s for _, stop_s in spans], at_once)
+    return median(trace.step_s)
+
+
+def usual_s(step_s: Sequence[float], *, trains: bool) -> float:
+    """What one of some steps takes: the median. Of requests the mean, as several may be answered
+    together.
+
+    Parameters
+    ----------
+    step_s
+        As in a trace; one at least.
+    trains
+        Whether they are steps of training.
+    """
+    return median(step_s) if trains else mean(step_s)
 
 
 def in_turn_s(spans: Sequence[Span]) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ SMALL = {
         "requests": 2,
         "repeats": 1,
         "every": 15,
+        "measured": 1,
     },
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "recovery": {"kills": 1, "homes": 0, "models": 1, "steps_before": 2, "overhead_steps": 2},

@@ -12,7 +12,7 @@ from potluck.run.history import measured_trace, metered_j
 from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult, Timeline
 from potluck.simulate.equations import energy_j
-from potluck.simulate.time_spans import in_turn_s, most_at_once
+from potluck.simulate.time_spans import in_turn_s, most_at_once, pace_s
 from potluck_wire.program import Instruction, Program
 
 # a computes x and sends it to b, which computes with it and sends the answer home
@@ -151,6 +151,16 @@ def test_of_a_stream_its_rate_and_the_time_of_a_request_are_told(apart_s, expect
     for table in (tables.comparison(*stream), tables.compared(compare(*stream, PROGRAMS, NETWORK))):
         times = {row[0]: row[2:4] for row in table.rows if row[0].startswith("time")}
         assert times == {what: (time, time) for what, time in expected.items()}
+
+
+def test_answers_that_come_in_pairs_tell_the_pace_of_a_stream():
+    """Half of the times from answer to answer are next to nothing, and half are two requests'."""
+    begins = [6.0 * (n // 2) + 0.25 * (n % 2) for n in range(16)]
+    pairs = trace("measured", *((begin_s, *chain(run_b=8.0)) for begin_s in begins))
+    assert sorted(set(pairs.step_s[1:])) == [0.25, 5.75]
+    assert pace_s(pairs) == pytest.approx(3.0, rel=0.1)
+    steady = trace("predicted", *((3.0 * n, *chain(run_b=8.0)) for n in range(16)))
+    assert compare(steady, pairs, PROGRAMS, NETWORK).error_frac < 0.1
 
 
 def test_transfers_are_counted_per_step_from_the_first_byte_sent_to_the_last_one_there():

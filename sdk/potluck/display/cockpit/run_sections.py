@@ -1,7 +1,6 @@
 """The section of the run, and the rows of its task stream. Pure."""
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 from potluck.display.cockpit.observation import RunObservation
@@ -9,9 +8,10 @@ from potluck.display.cockpit.state import Row, Words
 from potluck.display.timeline import KINDS, kind
 from potluck.records import Trace
 from potluck.sanitized_text import harmless
+from potluck.simulate.time_spans import pace_s, usual_s
 
 KIND_NUMBERS = {name: number for number, name in enumerate(KINDS)}
-USUAL = 16  # steps whose median is the usual one
+USUAL = 16  # steps that tell the usual one
 MOST_ROWS = 1500  # of one step: what is beyond is left out, and said
 
 
@@ -33,9 +33,9 @@ def run(seen: RunObservation) -> dict[str, Any]:
     if seen.ended:
         found["ended"] = harmless(seen.ended)[:300]
     if steps:
-        found["step_s"] = _three(median(steps))
+        found["step_s"] = _three(usual_s(steps, trains=plan.training))
     if seen.predicted is not None and seen.predicted.step_s:
-        found["predicted_s"] = _three(median(seen.predicted.step_s))
+        found["predicted_s"] = _three(pace_s(seen.predicted))
     if seen.problem is not None:
         found["layer_names"] = [harmless(layer.name)[:80] for layer in seen.problem.layers]
     return found

@@ -3,13 +3,13 @@ measured. Pure.
 """
 
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from potluck import units
 from potluck.display.cockpit.observation import RunObservation
 from potluck.records import Plan
 from potluck.sanitized_text import harmless
+from potluck.simulate.time_spans import usual_s
 
 SETTLES = 2  # steps after a switch that are not yet the new plan's usual ones
 LOOKED_AT = 5  # steps that tell what is usual
@@ -35,7 +35,7 @@ class SwitchEffects:
     def begin(self, run: RunObservation, plan: Plan, costs_s: float | None) -> None:
         """A switch has begun."""
         usual = [*run.step_s[-LOOKED_AT:]]
-        before_s = median(usual) if usual else None
+        before_s = usual_s(usual, trains=plan.training) if usual else None
         self._open = _Switch(
             plan=plan, begun=len(run.history.step_s), before_s=before_s, costs_s=costs_s
         )
@@ -61,7 +61,7 @@ class SwitchEffects:
         if len(after) < LOOKED_AT:
             return []
         self._open = None
-        measured_s = median(after[: 2 * LOOKED_AT])
+        measured_s = usual_s(after[: 2 * LOOKED_AT], trains=its.plan.training)
         during = steps[its.begun : first + SETTLES]
         shown: dict[str, Any] = {
             "to": harmless(its.plan.planner),
