@@ -254,8 +254,15 @@ class BatchStore:
     def _row(self, shard: int, place: int) -> "tuple[torch.Tensor, ...]":
         slices = self._shards.get(shard)
         if slices is None:
-            slices = self._shards[shard] = self._opened(shard)
+            slices = self._shards[shard] = self._as_written(shard)
         return tuple(part[place : place + 1][0] for part in slices)
+
+    def _as_written(self, shard: int) -> list[Any]:
+        """Its tensors, of which all are as they were written: a row that was changed on the disk
+        would be trained on without a word.
+        """
+        read_tensors(self._folder / _shard(shard), "Hand the run over again.")
+        return self._opened(shard)
 
     def _opened(self, shard: int) -> list[Any]:
         """Its tensors, of which single rows are read."""

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from potluck.coordinator.file_batches import batches_of
@@ -11,8 +13,11 @@ from potluck.coordinator.job import (
     JOB,
     JOURNAL,
     MODEL,
+    MOST_BYTES,
     SAVED,
     START,
+    digest,
+    is_job_name,
     read_job,
     read_profile,
 )
@@ -21,6 +26,7 @@ from potluck.errors import FileError, UserError
 from potluck.graph.model_file import load_model
 from potluck.run.checkpoint import load as load_checkpoint
 from potluck.run.checkpoint import step_of
+from potluck_wire.file_reading import is_there
 
 APART_NS = 2_000_000_000  # some disks keep dates in steps of so much
 
@@ -33,7 +39,7 @@ def jobs_in(folder: Path) -> tuple[str, ...]:
     folder
         Of all of them.
     """
-    found = [path.parent for path in folder.glob(f"*/{JOURNAL}")]
+    found = [path.parent for path in folder.glob(f"*/{JOURNAL}") if is_job_name(path.parent.name)]
     return tuple(path.name for path in sorted(found, key=_order))
 
 
@@ -147,8 +153,51 @@ def begin_journal(folder: Path) -> None:
     except OSError as error:
         raise FileError(f"cannot write {folder / JOB}: {error.strerror}.") from error
     journal = Journal(folder / JOURNAL)
-    journal.add(begun=step, n_batches=n_batches, saved=START, durable=True)
+    documents = _documents(folder)
+    journal.add(begun=step, n_batches=n_batches, saved=START, documents=documents, durable=True)
     journal.close()
+
+
+def check_documents(folder: Path, digests: Mapping[str, str]) -> None:
+    """See that what is written down of a job is as it was when it began: a digit that has changed
+    would have it train on other batches, or call weights otherwise, without a word.
+
+    Parameters
+    ----------
+    folder
+        Of the job.
+    digests
+        By its journal; of an older one, none.
+
+    Raises
+    ------
+    FileError
+        It is not, or cannot be read.
+    """
+    if not digests:
+        return
+    found = _documents(folder)
+    for name in MOST_BYTES:
+        if found.get(name) != digests.get(name):
+            raise FileError(
+                f"{folder / name} is not as it was handed over.",
+                next_step="Hand the run over again, or deploy the state that was saved last with "
+                "resume=.",
+                path=str(folder / name),
+            )
+
+
+def _documents(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each that is there."""
+    found = {}
+    for name in MOST_BYTES:
+        path = folder / name
+        try:
+            if is_there(path):
+                found[name] = digest(path)
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    return found
 
 
 def delete_cut(folder: Path) -> None:
@@ -161,5 +210,6 @@ def delete_cut(folder: Path) -> None:
     """
     cut = [*folder.glob(f"*{COMING}"), *(path.parent for path in folder.glob(f"*/{JOB}"))]
     for path in cut:
-        if not any((path / name).exists() for name in (JOURNAL, *SAVED)):
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # it is another user's, and stays
+            if not any(is_there(path / name) for name in (JOURNAL, *SAVED)):
+                shutil.rmtree(path, ignore_errors=True)

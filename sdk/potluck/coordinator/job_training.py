@@ -17,6 +17,7 @@ from potluck.coordinator.batch_store import Batches
 from potluck.coordinator.coordinator_group import lease_of
 from potluck.coordinator.file_batches import batches_of
 from potluck.coordinator.job import MODEL, SAVED, read_job, read_profile
+from potluck.coordinator.job_files import check_documents
 from potluck.coordinator.job_start import JobStart, has_ended
 from potluck.coordinator.journal import ENDED, FAILED, STOPPED, TRAINING, Journal
 from potluck.coordinator.open_home import OpenHome
@@ -140,6 +141,7 @@ class JobTraining:
 
     def _train(self) -> None:
         folder, journal = self._folder, self.journal
+        check_documents(folder, journal.progress.documents)
         wanted = read_job(folder)
         model, saved = load_model(folder / MODEL), folder / journal.progress.saved[0]
         known, first = read_profile(folder), journal.progress.first_step

@@ -40,7 +40,8 @@ class Progress:
     """How far a handed-over training is.
 
     `losses` are those of the steps after `first_step`. `saved`: the file with the latest state, and
-    its step. `why` it is in this state, where that needs saying. `group`: who shares it, and
+    its step. `documents`: the SHA-256 of what was written down of it when it began, by file; none
+    in an older journal. `why` it is in this state, where that needs saying. `group`: who shares it, and
     `acts`: which of them, since which term; of one that nobody shares: none, and term 0.
     """
 
@@ -48,6 +49,7 @@ class Progress:
     n_batches: int = 0
     losses: list[float] = field(default_factory=list)
     saved: tuple[str, int] = ("", 0)
+    documents: Mapping[str, str] = field(default_factory=dict)
     state: str = WAITING
     why: str = ""
     notes: list[str] = field(default_factory=list)
@@ -95,9 +97,13 @@ class Progress:
                 self.acts, self.term = key, term
             case {"group": dict(row)}:
                 self.group = read_group(row)
-            case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)} if (
-                0 <= step <= MAX_STEP and 1 <= n_batches <= MAX_BATCHES and _is_state(file)
+            case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file), **more} if (
+                0 <= step <= MAX_STEP
+                and 1 <= n_batches <= MAX_BATCHES
+                and _is_state(file)
+                and _are_digests(documents := more.get("documents", {}))
             ):
+                self.documents = documents
                 self.first_step = step
                 self.n_batches = n_batches
                 self.saved = (file, step)
@@ -110,6 +116,10 @@ def _is_state(file: str) -> bool:
     other file is read because of it.
     """
     return file in (START, *SAVED)
+
+
+def _are_digests(documents: object) -> bool:
+    return isinstance(documents, dict) and all(type(each) is str for each in documents.values())
 
 
 class Journal:

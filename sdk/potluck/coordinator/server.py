@@ -27,6 +27,7 @@ from potluck.coordinator.job import (
     is_job_name,
     read_job,
 )
+from potluck.coordinator.job_files import check_documents
 from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.server_socket import ServerSocket
 from potluck.coordinator.shared_job import SharedJob
@@ -201,6 +202,8 @@ class CoordinatorServer:
         # also one that has joined and does not count yet: it may be the one to ask next
         group, shared = self._coordinator.progress(job).group, self._coordinator.shared
         copies = shared.copies if shared is not None and shared.job == job else ()
+        if request.get("names"):
+            check_documents(self._folder(job), progress.documents)
         return {
             "first_step": progress.first_step,
             "n_batches": progress.n_batches,
@@ -372,7 +375,7 @@ def _guarded(act: "Callable[[], T]", about: object) -> "T | Answer":
         return {"error": str(error)}, b""
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return {"error": f"{where}{error.strerror}."}, b""
+        return {"error": f"{where}{error.strerror or error}."}, b""
     except Exception as error:  # the last line of defence
         FAULTS.exception("a fault in the coordinator while answering %.500r", about)
         return {"error": f"this is a fault of potluck's ({type(error).__name__})."}, b""

@@ -251,6 +251,19 @@ def test_files_that_have_changed_end_it_and_say_which(tmp_path, case):
     one.close()
 
 
+def test_an_order_that_has_changed_since_is_not_trained_on(tmp_path, case):
+    one = coordinator(tmp_path, case, case.data)
+    one.admit("job")
+    path = tmp_path / "jobs" / "job" / FILES
+    document = json.loads(path.read_text())
+    document["order"][3] += 1  # its seed
+    path.write_text(json.dumps(document))
+    one.start("job")
+    until(lambda: not one.under_way)
+    assert f"{path} is not as it was handed over" in one.progress("job").why
+    one.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [

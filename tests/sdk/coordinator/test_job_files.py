@@ -1,12 +1,24 @@
-"""The jobs in a folder are in the order in which they came, whatever the clock says."""
+"""The jobs in a folder are in the order in which they came, whatever the clock says; and whatever
+becomes of one on the disk, it is told, and nothing is trained on it.
+"""
 
 import os
+import random
+import shutil
 
 import pytest
+from tests.sdk.coordinator.test_coordinator import case, check, coordinator, handed_over, until
 
+from potluck.coordinator.batch_store import BatchStore, write_batches
 from potluck.coordinator.fetched_states import FetchedStates
-from potluck.coordinator.job import JOB, JOURNAL, MODEL, START, files_of
-from potluck.coordinator.job_files import jobs_in, make_latest
+from potluck.coordinator.job import JOB, JOURNAL, MODEL, ORDER, START, files_of
+from potluck.coordinator.job_files import delete_cut, jobs_in, make_latest
+from potluck.coordinator.journal import ENDED
+from potluck.errors import FileError
+
+torch = pytest.importorskip("torch")
+__all__ = ["case"]  # the fixture
+ROWS = "batches/rows-00000.safetensors"
 
 HOUR_NS = 3600 * 10**9
 
@@ -36,3 +48,59 @@ def test_a_pipe_among_its_files_is_waited_for_by_nobody(tmp_path):
     ):
         with pytest.raises(OSError, match="no file"):
             read()
+
+
+def test_nor_is_one_in_place_of_rows(tmp_path):
+    write_batches(tmp_path, [(torch.ones(2, 3),)])
+    (tmp_path / "rows-00000.safetensors").unlink()
+    os.mkfifo(tmp_path / "rows-00000.safetensors")
+    with pytest.raises(FileError, match="it is no file"):
+        BatchStore(tmp_path).batch(0)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, case):
+    """The folder of a job that is not trained yet."""
+    folder = tmp_path_factory.mktemp("jobs")
+    handed_over(folder / "job", case)
+    one = coordinator(folder)
+    one.admit("job")
+    one.close()
+    return folder
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", [JOB, MODEL, START, ORDER, ROWS])
+def test_a_bit_that_has_changed_is_told_by_its_file_and_never_trained_on(
+    tmp_path, case, begun, name, seed
+):
+    """But for one that says nothing of the training."""
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    path, rng = tmp_path / "job" / name, random.Random(seed)
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    one = coordinator(tmp_path)
+    one.start("job")
+    until(lambda: not one.under_way)
+    if name != JOB and one.progress("job").state == ENDED:
+        check(tmp_path, case)
+    else:
+        assert str(path) in one.progress("job").why
+    one.close()
+
+
+def test_a_job_whose_journal_is_on_a_disk_that_is_away_is_not_deleted(tmp_path):
+    come(tmp_path, "away", HOUR_NS)
+    (tmp_path / "away" / JOURNAL).unlink()
+    (tmp_path / "away" / JOURNAL).symlink_to(tmp_path / "disk" / JOURNAL)
+    delete_cut(tmp_path)
+    assert (tmp_path / "away" / JOB).exists()
+
+
+def test_what_cannot_be_asked_for_by_its_name_is_no_job(tmp_path):
+    come(tmp_path, "birds", HOUR_NS)
+    for name in ("birds (copy)", "Birds", "birds.coming"):
+        shutil.copytree(tmp_path / "birds", tmp_path / name)
+    assert jobs_in(tmp_path) == ("birds",)

@@ -466,6 +466,25 @@ def test_an_odd_job_of_a_guest_is_refused_in_words_and_leaves_nothing(
     assert [*coordinator.folder.iterdir()] == []
 
 
+def test_names_of_weights_that_have_changed_are_not_told(packed, serving):
+    place, coordinator = serving
+    place.hand_over("job", packed, Task())
+    path = coordinator.folder / "job" / JOB
+    path.write_text(path.read_text().replace("0.weight", "1.weight", 1))
+    with pytest.raises(HomeError, match=r"job\.json is not as it was handed over"):
+        place.ask("status", job="job", since=0, names=True)
+
+
+def test_a_folder_that_is_a_link_is_not_forgotten_and_that_is_said(tmp_path, packed, serving):
+    place, coordinator = serving
+    place.hand_over("job", packed, Task())
+    (coordinator.folder / "job").rename(tmp_path / "elsewhere")
+    (coordinator.folder / "job").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HomeError, match="link"):
+        place.ask("forget", job="job")
+    assert (tmp_path / "elsewhere" / JOB).exists()
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory, case):
     folder = tmp_path_factory.mktemp("packed") / "job"
