@@ -113,11 +113,14 @@ def test_where_types_are_said_the_default_does_not_matter(doubles):
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(5, 2)
+            self.norm = nn.BatchNorm1d(2)  # its counter of batches is read by nobody
 
         def forward(self, x):
-            return self.linear(x.to(torch.float64) / 3)
+            return self.norm(self.linear(x.to(torch.float64) / 3))
 
-    assert Model.from_torch(Net(), torch.randint(1, 9, (4, 5)))
+    x, t = torch.randint(1, 9, (4, 5)), torch.rand(4, 2)
+    assert Model.from_torch(Net(), x)
+    assert Model.from_torch(Net(), x, loss=functional.mse_loss, example_targets=t).trains
 
 
 def test_an_infinite_value_spoils_no_more_than_with_torch():

@@ -69,7 +69,8 @@ def _sum(look: NodeView) -> Dependence | None:
     if values is None:
         return None
     other = look.argument(1)
-    values[1] = product(values[1], look.number(look.argument(2, "alpha", 1)))
+    scaled = 0 if "rsub" in look.node.op else 1
+    values[scaled] = product(values[scaled], look.number(look.argument(2, "alpha", 1)))
     if not isinstance(other, Ref) and other == 0:  # as Python's sum() begins
         values = values[:1]
     return look.laid_out_as(look.refs, together(values))
@@ -259,6 +260,13 @@ def _batch_norm(look: NodeView) -> Dependence | None:
     return _batch_first(look)
 
 
+def _differences(look: NodeView) -> Dependence | None:
+    """Of neighbours along a dimension; before and behind them may stand other values."""
+    if _reduces_rows(look, 2):
+        raise RowsMixed(ACROSS)
+    return _side_by_side(look)
+
+
 # --- losses ---
 
 
@@ -350,7 +358,8 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
         ),
         shapes.put_along,
     ),
-    (aten("roll diff"), _along(2, linear=True)),
+    (aten("roll"), _along(2, linear=True)),
+    (aten("diff"), _differences),
     (aten("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
     (aten("broadcast_tensors"), shapes.broadcast_together),
     (

@@ -28,8 +28,18 @@ from potluck_wire.graph import (
     symbols_in,
     symbols_of,
 )
+from potluck_wire.operators import aten
 
 N_ROWS = 1_000_003  # primes: no size of a model has them as factors
+# what these give is what they read, in other dimensions
+_MOVING = frozenset(
+    aten(
+        "view _unsafe_view reshape flatten.using_ints unflatten.int view_as reshape_as unsqueeze "
+        "squeeze squeeze.dim squeeze.dims permute transpose.int t numpy_T swapaxes movedim.int "
+        "expand expand_as repeat select.int slice.Tensor narrow contiguous clone detach alias "
+        "to.dtype type_as"
+    )
+)
 _SIZES = {BATCH: N_ROWS, SEQUENCE: 1_000_033}
 
 
@@ -117,6 +127,16 @@ class NodeView:
         """Whether one of its arguments, or a part of one, depends on the number of rows."""
         return any(
             BATCH in symbols_of(a) for a in (*self.node.args, *(v for _, v in self.node.kwargs))
+        )
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether what it reads stands at the same places of the axis of rows in its result."""
+        own, axis = self.axis_of(self.first), self.axis
+        return (
+            self.node.op in _MOVING
+            and None not in (own, axis)
+            and self.shape[axis or 0] == self.shape_of(self.first)[own or 0]
         )
 
     @property

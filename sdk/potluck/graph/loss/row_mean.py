@@ -12,6 +12,7 @@ from potluck.graph.loss.dependence import (
     FREE,
     MEAN,
     NUMBER,
+    NUMBERS,
     PAIRS,
     ROWS,
     Dependence,
@@ -38,6 +39,7 @@ _LIKE = (
     "aten.type_as.default",
 )
 _OF_OTHER_ROWS = (DependenceKind.MIXED, DependenceKind.LINEAR)
+_INDEX = "aten.index.Tensor"  # takes rows by their numbers
 _FILLS = ("aten.fill.Scalar", "aten.fill.Tensor")
 
 
@@ -125,7 +127,10 @@ def _results(
                 return [value] * len(refs)
     look = NodeView(traced, node, tuple(traced.type_of(ref).shape for ref in refs), known)
     unknown, rule = Dependence(DependenceKind.UNKNOWN, why=where), RULES.get(node.op)
+    numbered = any(value.kind == DependenceKind.COUNT for value in read)
     try:
+        if numbered and node.op != _INDEX and not look.keeps_places:
+            raise RowsMixed(NUMBERS)
         found = rule(look) if rule else None
         if found is None and look.without_rows:
             found = FREE

@@ -36,7 +36,8 @@ class _Typed(Runner):
             raise _refusal(node, self._default) from error
         exported = node.meta.get("val")
         if (
-            isinstance(found, torch.Tensor)
+            node.op != "placeholder"  # makes nothing; that of an unused buffer is any tensor
+            and isinstance(found, torch.Tensor)
             and isinstance(exported, torch.Tensor)
             and found.dtype is not exported.dtype
         ):

@@ -43,6 +43,11 @@ def contrastive(y, t):
     return cross_entropy(y @ t.T, torch.arange(y.shape[0]))
 
 
+def mean_of_first(y):
+    """The mean of the first column, for each row."""
+    return y[:, :1].mean(0).expand(y.shape[0], 1)
+
+
 def variance(y, t):
     return (y - y.mean(0)).square().mean()
 
@@ -82,6 +87,18 @@ MIXING = {
     ),
     "sorted across the rows": (lambda y, t: mse_loss(y.sort(0).values, t), "aten.sort"),
     "numbered rows": (lambda y, t: (y * torch.arange(y.shape[0])[:, None]).mean(), "aten.mul"),
+    "differences, before them a mean": (
+        lambda y, t: (y - t).diff(dim=1, prepend=mean_of_first(y)).square().mean(),
+        "aten.square",
+    ),
+    "differences, behind them a mean": (
+        lambda y, t: (y - t).diff(dim=1, append=mean_of_first(y)).square().mean(),
+        "aten.square",
+    ),
+    "numbers subtracted times its rows": (
+        lambda y, t: torch.rsub(y, 0, alpha=y.shape[0]).mean() + t.mean(),
+        "aten.add",
+    ),
     "a sum and a number": (lambda y, t: (y - t).square().sum() + 1, "aten.add"),
     "a sum of squares of sums": (lambda y, t: (y - t).sum().square(), "aten.square"),
     "a sum times its rows": (lambda y, t: (y - t).sum() * y.shape[0], "number of rows"),
@@ -128,6 +145,35 @@ def test_a_sum_over_rows_is_proven_and_told_from_a_mean(loss):
     assert divided_alike(model, net, loss, (x, t))
     mean = Model.from_torch(net, x, loss=mse_loss, example_targets=t)
     assert not mean.segment(0, len(mean.layers(True)), train=True)[0].sums_rows
+
+
+# other orders of the numbers of rows, or of the parts of two in each: they take rows of others
+RENUMBERED = {
+    "repeated": lambda n: torch.arange(n).repeat(2),
+    "each repeated": lambda n: torch.arange(n).repeat_interleave(2),
+    "given to two": lambda n: torch.arange(n)[None].expand(2, n).reshape(-1),
+    "two of each in turns": lambda n: torch.arange(2 * n).view(-1, 2).flip(1).reshape(-1),
+    "the other way": lambda n: torch.arange(2 * n).view(-1, 2).T.reshape(-1),
+    "added up": lambda n: (
+        torch.arange(2 * n).view(-1, 2).cumsum(1).diff(dim=1).repeat(1, 2).view(-1)
+    ),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("numbers", RENUMBERED.values(), ids=RENUMBERED)
+@pytest.mark.parametrize(
+    "twice",
+    [lambda y: torch.cat([y, y.sin()]), lambda y: torch.stack([y, y.sin()], 1).flatten(0, 1)],
+)
+def test_rows_taken_by_numbers_in_another_order_are_those_of_others(numbers, twice):
+    def loss(y, t):
+        return twice(y - t)[numbers(y.shape[0])].view(-1, 2, 4).prod(1).mean()
+
+    with pytest.raises(ModelError, match=r"no mean over rows: .* numbers the rows"):
+        Model.from_torch(
+            nn.Linear(3, 4), torch.randn(ROWS, 3), loss=loss, example_targets=torch.rand(ROWS, 4)
+        )
 
 
 def test_whole_targets_hide_nothing():
@@ -227,6 +273,12 @@ def by_number(y, t):
     return -y.log_softmax(1)[torch.arange(y.shape[0]), t].mean()
 
 
+def by_numbers(y, t):
+    """Two of each row, chosen by the targets."""
+    rows = torch.arange(y.shape[0]).unsqueeze(1).expand(-1, 2)
+    return y[rows, t.argsort(1)[:, :2]].square().mean()
+
+
 def in_each(y, t):
     return ((y - t).square().mean(1) + 0.1 * (y - t).abs().mean()).mean()
 
@@ -286,6 +338,11 @@ MEANS = {
         (_labels,),
     ),
     "numbered": (by_number, (_labels,)),
+    "numbered, several of each": (by_numbers, (_values,)),
+    "differences, before them a target": (
+        lambda y, t: (y - t).diff(dim=1, prepend=t[:, :1]).square().mean(),
+        (_values,),
+    ),
     "masked": (
         lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
         (_values, _marks),
