@@ -138,12 +138,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStats:
-    """What a service has written: texts that were asked for, refused at once, and are under way;
-    tokens, and the seconds that all of them took.
+    """What a service has written: texts that were asked for, refused at once, could not be written
+    to their end, and are under way; tokens, and the seconds that all of them took.
     """
 
     n_asked: int = 0
     n_refused: int = 0
+    n_failed: int = 0
     n_under_way: int = 0
     n_tokens: int = 0
     total_s: float = 0.0

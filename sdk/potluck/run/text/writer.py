@@ -60,8 +60,8 @@ class Generation:
 
     @property
     def reason(self) -> str:
-        """Why it is whole: "stop" (a token that ends texts), "length" or "cancelled"; empty while
-        it is written.
+        """Why it is over: "stop" (a token that ends texts), "length", "cancelled" or "failed";
+        empty while it is written.
         """
         return self._text.reason
 

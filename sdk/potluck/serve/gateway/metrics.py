@@ -53,6 +53,7 @@ def texts(services: Mapping[str, TextStats]) -> str:
     kinds: list[tuple[str, str, str, Callable[[TextStats], float]]] = [
         ("texts_total", "counter", "Texts that were asked for", lambda s: s.n_asked),
         ("texts_refused_total", "counter", "Texts that were refused", lambda s: s.n_refused),
+        ("texts_failed_total", "counter", "Texts that failed", lambda s: s.n_failed),
         ("texts_under_way", "gauge", "Texts that are written, or wait", lambda s: s.n_under_way),
         ("tokens_total", "counter", "Tokens that were written", lambda s: s.n_tokens),
         ("tokens_seconds_total", "counter", "Seconds that they took", lambda s: s.total_s),

@@ -70,8 +70,8 @@ def statistics(name: str, stats: ServiceStats | TextStats) -> dict[str, object]:
         Of it.
     """
     if isinstance(stats, TextStats):
-        n_over = inferences = stats.n_asked - stats.n_refused - stats.n_under_way
-        executions, n_failed = 0, stats.n_refused
+        executions, n_failed = 0, stats.n_refused + stats.n_failed
+        n_over = inferences = stats.n_asked - n_failed - stats.n_under_way
         queue_s = 0.0
     else:
         n_over, n_failed = stats.n_answered, stats.n_refused + stats.n_failed

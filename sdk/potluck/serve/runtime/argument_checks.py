@@ -62,6 +62,27 @@ def need_frequency(name: str, slo: Slo) -> Frequency:
     return slo
 
 
+def stream_fps(slo: Frequency, fps: float | None) -> float:
+    """The frames per second of a stream.
+
+    Parameters
+    ----------
+    slo
+        Of its service.
+    fps
+        As they were asked for; None: those of the service.
+
+    Raises
+    ------
+    UserError
+        That is no number above zero.
+    """
+    if fps is None:
+        return slo.fps
+    check_number("fps", fps)
+    return fps
+
+
 def check_text_serving(name: str, token_s: float, priority: int, max_queue: int) -> None:
     """Refuse what no service of texts can be made of.
 

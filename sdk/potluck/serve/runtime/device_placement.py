@@ -8,6 +8,7 @@ all of them.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from potluck.errors import Infeasible
 from potluck.serve.runtime.measure import MeasuredService
@@ -35,11 +36,12 @@ ANY_BYTES = 2**62  # whether there is room was tried
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceDemand:
-    """What is asked of a service: its limit, order of importance and queue; `per_s`: requests (or
-    frames) expected per second, 0 where that is not known.
+    """What is asked of a service: its model, limit, order of importance and queue; `per_s`:
+    requests (or frames) expected per second, 0 where that is not known.
     """
 
     name: str
+    model: Any = None
     slo: Slo
     priority: int = 0
     max_queue: int = 1024

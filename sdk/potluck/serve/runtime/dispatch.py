@@ -28,6 +28,7 @@ from potluck.serve.runtime.pending_requests import (
     RequestRow,
     apart,
     calls_of,
+    closed,
     joined,
     refusal,
 )
@@ -135,8 +136,7 @@ class Dispatch:
             self.records.pop(name, None)
             for row in [r for r in self._rows.values() if r.pending.service == name]:
                 self._refuse(row.pending, CLOSED)
-            kept = [held for held in self._held.values() if held.pool.allocation.service != name]
-            self._put(kept)
+            self._put([h for h in self._held.values() if h.pool.allocation.service != name])
 
     def ask(
         self,
@@ -144,6 +144,7 @@ class Dispatch:
         inputs: "Sequence[torch.Tensor]",
         rows: int,
         answer: Callable[["list[torch.Tensor]"], Any],
+        is_open: Callable[[], bool] = lambda: True,
         *,
         stream: int | None = None,
         frame: int = 0,
@@ -161,6 +162,8 @@ class Dispatch:
             How many.
         answer
             Makes what the caller gets of the outputs.
+        is_open
+            Whether the service of this name is still the one that is asked; called under the lock.
         stream, frame
             Of a frame: its stream, as `open` gave it, and its place there.
         limit_s
@@ -172,8 +175,8 @@ class Dispatch:
             own_s = record.slo.tolerance_s if record is not None else 0.0
             limit_s = own_s if limit_s is None else min(own_s, limit_s)
             pending = Pending(name, inputs, rows, now_s, limit_s, answer)
-            if record is None or self._closed:
-                self._give(lambda: pending.future.set_exception(NotServed(f"{name}: {CLOSED}.")))
+            if record is None or self._closed or not is_open():
+                self._give(lambda: pending.future.set_exception(closed(name, pending.limit_s)))
                 return pending
             self.counts[name].n_asked += 1
             if rows > record.max_queue:
@@ -320,8 +323,7 @@ class Dispatch:
 
     def _refused(self, request: Request, reason: ServeRefusal) -> None:
         self._streams.pop(request.id, None)
-        row = self._rows.get(request.id)
-        if row is None:
+        if (row := self._rows.get(request.id)) is None:
             return
         if self._node.now(request.service, self.clock()) is not None:
             self._refuse(row.pending, reason.value)

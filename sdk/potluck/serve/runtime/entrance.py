@@ -7,9 +7,10 @@ from typing import Any
 
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
-from potluck.serve.runtime.argument_checks import need_frequency
+from potluck.serve.runtime.argument_checks import need_frequency, stream_fps
+from potluck.serve.runtime.device_placement import ServiceDemand
 from potluck.serve.runtime.entrances import RoutedAnswer
-from potluck.serve.runtime.pending_requests import in_turn
+from potluck.serve.runtime.pending_requests import closed, in_turn
 from potluck.serve.runtime.serving import Serving
 from potluck_wire.limits import MAX_ASKS
 
@@ -24,16 +25,17 @@ class Entrance:
     ----------
     serving
         All services of the home.
-    name
-        Of the service.
+    wanted
+        What was asked of the service.
     device
         Who is asked.
     """
 
-    def __init__(self, serving: Serving, name: str, device: str) -> None:
-        serving.entrances.programs(name, device)
-        self._serving, self._model = serving, serving.model(name)
-        self.name, self.device = name, device
+    def __init__(self, serving: Serving, wanted: ServiceDemand, device: str) -> None:
+        serving.entrances.programs(wanted.name, device)
+        self._serving, self._wanted = serving, wanted
+        self._model = wanted.model
+        self.name, self.device = wanted.name, device
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the module answers to these rows.
@@ -61,6 +63,8 @@ class Entrance:
 
         Raises
         ------
+        NotServed
+            The service has ended, or this device is no entrance of it any more.
         UserError
             There is no row, or there are more than it takes at once.
         """
@@ -68,6 +72,8 @@ class Entrance:
         given = tuple(each.clone() for each in given)  # they may be overwritten meanwhile
         if self._model.check_inputs(*given) == 0:
             raise UserError("a request needs one row or more, got none.")
+        if not self._serving.is_served(self._wanted):
+            raise closed(self.name, self._wanted.slo.tolerance_s)
         asked = self._serving.entrances.ask(self.name, self.device, given, limit_s)
         answer: Future[RoutedAnswer] = Future()
 
@@ -100,10 +106,10 @@ class Entrance:
         Raises
         ------
         UserError
-            This is no frequency service.
+            This is no frequency service, or that is no number of frames.
         """
-        slo = need_frequency(self.name, self._serving.wanted(self.name).slo)
-        most = ceil(slo.tolerance_s * (slo.fps if fps is None else fps))
+        slo = need_frequency(self.name, self._wanted.slo)
+        most = ceil(slo.tolerance_s * stream_fps(slo, fps))
         asked = (self.ask(*(x if isinstance(x, tuple) else (x,))) for x in frames)
         return map(_in_time, in_turn(asked, min(MAX_FRAMES, max(1, most))))
 

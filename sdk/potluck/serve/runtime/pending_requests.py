@@ -164,6 +164,19 @@ def refusal(pending: Pending, reason: str, soonest_s: float | None, text: str = 
     )
 
 
+def closed(service: str, limit_s: float) -> NotServed:
+    """The refusal of whatever is asked of a service that has ended.
+
+    Parameters
+    ----------
+    service
+        Its name.
+    limit_s
+        Of what was asked.
+    """
+    return NotServed(f"{service}: {CLOSED}.", reason=CLOSED, limit_s=limit_s, soonest_s=None)
+
+
 def calls_of(rows: Sequence[RequestRow], largest: int) -> list[list[RequestRow]]:
     """What is computed together: rows of the same shapes; alone, whatever was lost before.
 

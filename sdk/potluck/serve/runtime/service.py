@@ -8,10 +8,11 @@ from typing import Any
 from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
-from potluck.serve.runtime.argument_checks import need_frequency
+from potluck.serve.runtime.argument_checks import need_frequency, stream_fps
+from potluck.serve.runtime.device_placement import ServiceDemand
 from potluck.serve.runtime.dispatch import NOBODY
 from potluck.serve.runtime.entrance import Entrance
-from potluck.serve.runtime.pending_requests import Pending, in_turn
+from potluck.serve.runtime.pending_requests import Pending, closed, in_turn
 from potluck.serve.runtime.serving import Serving
 from potluck.serve.scheduling.records import Slo
 from potluck.serve.stats import ServiceStats
@@ -24,15 +25,14 @@ class Service(Shown):
     ----------
     serving
         All services of the home.
-    name
-        Of this one.
+    wanted
+        What was asked of this one.
     """
 
-    def __init__(self, serving: Serving, name: str) -> None:
-        self._serving = serving
-        self._model = serving.model(name)
-        self._wanted = serving.wanted(name)
-        self.name = name
+    def __init__(self, serving: Serving, wanted: ServiceDemand) -> None:
+        self._serving, self._wanted = serving, wanted
+        self._model = wanted.model
+        self.name = wanted.name
 
     @property
     def slo(self) -> Slo:
@@ -52,7 +52,7 @@ class Service(Shown):
     @property
     def devices(self) -> Mapping[str, int]:
         """The devices that have it now, each with the most rows that it takes at once."""
-        return self._serving.devices(self.name)
+        return self._serving.devices(self.name) if self.is_open else {}
 
     @property
     def stats(self) -> ServiceStats:
@@ -62,12 +62,12 @@ class Service(Shown):
     @property
     def is_open(self) -> bool:
         """Whether it can be asked."""
-        return self.name in self._serving.names
+        return self._serving.is_served(self._wanted)
 
     @property
     def expected_s(self) -> float | None:
         """Within how many seconds a request that came now would be answered; None: not at all."""
-        return self._serving.dispatch.expected_s(self.name)
+        return self._serving.dispatch.expected_s(self.name) if self.is_open else None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the module answers to these inputs, any number of rows; or a refusal, at once.
@@ -104,7 +104,7 @@ class Service(Shown):
         NotServed
             That device is no entrance of it.
         """
-        return Entrance(self._serving, self.name, device)
+        return Entrance(self._serving, self._wanted, device)
 
     def request(self, *inputs: Any, limit_s: float | None = None, **named: Any) -> Pending:
         """As `ask`, with what became of it: `future`, `devices`, `n_together`.
@@ -124,8 +124,11 @@ class Service(Shown):
             There is no row.
         """
         tensors, rows = self._checked(inputs, named)
-        dispatch = self._serving.dispatch
-        return dispatch.ask(self.name, tensors, rows, self._model.answer, limit_s=limit_s)
+        return self._asked_for(tensors, rows, limit_s=limit_s)
+
+    def _asked_for(self, tensors: Any, rows: int, **how: Any) -> Pending:
+        dispatch, model = self._serving.dispatch, self._model
+        return dispatch.ask(self.name, tensors, rows, model.answer, lambda: self.is_open, **how)
 
     def _checked(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, int]:
         given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
@@ -150,9 +153,9 @@ class Service(Shown):
         Raises
         ------
         UserError
-            This is no frequency service.
+            This is no frequency service, or that is no number of frames.
         NotServed
-            Other streams take all there is.
+            Other streams take all there is, or it is closed.
         """
         return (_answer_of(pending) for pending in self.pending_frames(frames, fps))
 
@@ -171,12 +174,14 @@ class Service(Shown):
         Raises
         ------
         UserError
-            This is no frequency service.
+            This is no frequency service, or that is no number of frames.
         NotServed
-            Other streams take all there is.
+            Other streams take all there is, or it is closed.
         """
         slo = need_frequency(self.name, self.slo)
-        wanted_fps = slo.fps if fps is None else fps
+        wanted_fps = stream_fps(slo, fps)
+        if not self.is_open:
+            raise closed(self.name, slo.tolerance_s)
         dispatch = self._serving.dispatch
         stream, granted_fps = dispatch.open(self.name, wanted_fps)
         if not granted_fps and not self.devices:
@@ -212,14 +217,11 @@ class Service(Shown):
     def _frame(self, frame: Any, stream: int, number: int) -> Pending:
         inputs = frame if isinstance(frame, tuple) else (frame,)
         tensors, rows = self._checked(inputs, {})
-        return self._serving.dispatch.ask(
-            self.name, tensors, rows, self._model.answer, stream=stream, frame=number
-        )
+        return self._asked_for(tensors, rows, stream=stream, frame=number)
 
     def close(self) -> None:
         """End it: whoever waits is refused, and its devices forget it; safe to call twice."""
-        if self.is_open:
-            self._serving.close_service(self.name)
+        self._serving.close_service(self._wanted)
 
     def __enter__(self) -> "Service":
         return self

@@ -70,7 +70,6 @@ class Serving:
         # by model, limit and the keys of the devices that there were
         self._known_divisions: dict[tuple[str, float, frozenset[str]], DividedService] = {}
         self._wanted: dict[str, ServiceDemand] = {}
-        self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, MeasuredService]] = {}
         self._cache: dict[tuple[str, str], tuple[float, MeasuredService]] = {}  # by limit
         self._full: dict[tuple[str, str], float] = {}  # no room for each other, until then
@@ -85,17 +84,20 @@ class Serving:
         threading.Thread(target=self._renew, name="potluck grants", daemon=True).start()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All services."""
-        return tuple(self._wanted)
+    def served(self) -> Mapping[str, ServiceDemand]:
+        """The services that can be asked now, by name: each was placed once, and not closed."""
+        placed = self.dispatch.records
+        return {name: each for name, each in tuple(self._wanted.items()) if name in placed}
 
-    def model(self, name: str) -> Any:
-        """The model of a service."""
-        return self._models[name]
+    def is_served(self, wanted: ServiceDemand) -> bool:
+        """Whether this one can be asked now; another one may have its name by now.
 
-    def wanted(self, name: str) -> ServiceDemand:
-        """What was asked of a service."""
-        return self._wanted[name]
+        Parameters
+        ----------
+        wanted
+            The service.
+        """
+        return self.served.get(wanted.name) is wanted
 
     def devices(self, name: str) -> Mapping[str, int]:
         """The devices that have a service now, each with the most rows that it takes at once."""
@@ -106,17 +108,13 @@ class Serving:
                     found.update(dict.fromkeys(each.devices, held.pool.allocation.batch))
         return found
 
-    def serve(
-        self, model: Any, wanted: ServiceDemand, say: SAY = lambda done_frac, text: None
-    ) -> None:
+    def serve(self, wanted: ServiceDemand, say: SAY = lambda done_frac, text: None) -> None:
         """Measure a model where it was not measured before, and place it beside the others.
 
         Parameters
         ----------
-        model
-            What is served; its values are those of now.
         wanted
-            Its name, limit, priority and queue.
+            The model, whose values are those of now, its name, limit, priority and queue.
         say
             Told how far it is.
 
@@ -136,26 +134,36 @@ class Serving:
                     f"a service is called {name!r} already.",
                     next_step="Close it first, or choose another name.",
                 )
-            measured = self._measure(model, wanted, say)
+            measured = self._measure(wanted, say)
             if not measured:
                 say(0.8, "dividing it over several devices")
-                self._divisions[name] = self._divide(model, wanted)
+                self._divisions[name] = self._divide(wanted)
             self._full = {pair: until_s for pair, until_s in self._full.items() if pair[0] != name}
-            self._wanted[name], self._models[name] = wanted, model
-            self._measured[name] = measured
+            self._wanted[name], self._measured[name] = wanted, measured
             try:
                 say(0.9, "placing it")
                 places = self._place(needed=name)
                 check_placed(wanted, places)
             except BaseException:
-                self.close_service(name)
+                self.close_service(wanted)
                 raise
 
-    def close_service(self, name: str) -> None:
-        """End one service; the others may get its devices."""
+    def close_service(self, wanted: ServiceDemand) -> None:
+        """End one service, unless it has ended; the others may get its devices.
+
+        Parameters
+        ----------
+        wanted
+            The service.
+        """
+        name = wanted.name
+        if self._wanted.get(name) is not wanted:
+            return
         self.dispatch.remove(name)  # whoever waits hears it at once
         with self._placing:
-            for known in (self._wanted, self._models, self._measured, self._divisions):
+            if self._wanted.get(name) is not wanted:
+                return
+            for known in (self._wanted, self._measured, self._divisions):
                 known.pop(name, None)
             self._full.clear()
             self.entrances.revoke(name)
@@ -171,14 +179,14 @@ class Serving:
 
     # --- measuring --------------------------------------------------------------------------------
 
-    def _measure(self, model: Any, wanted: ServiceDemand, say: SAY) -> dict[str, MeasuredService]:
+    def _measure(self, wanted: ServiceDemand, say: SAY) -> dict[str, MeasuredService]:
         found: dict[str, MeasuredService] = {}
         failure: PotluckError | None = None
         devices = self._members.need()
         for number, device in enumerate(devices):
             say(0.8 * number / len(devices), f"measuring on {device}")
             try:
-                found[device] = self._measured_on(model, device, wanted.slo.tolerance_s)
+                found[device] = self._measured_on(wanted, device)
             except (OutOfMemory, PlanError, DeviceGone) as error:
                 failure = error
         if not found:
@@ -187,8 +195,9 @@ class Serving:
                 raise failure
         return found
 
-    def _divide(self, model: Any, wanted: ServiceDemand) -> DividedService:
+    def _divide(self, wanted: ServiceDemand) -> DividedService:
         """A place for what no device holds alone, as it was where the same devices are back."""
+        model = wanted.model
         staying = self._members.staying
         keys = frozenset(self._members[device].key for device in staying)
         about = model.signature, wanted.slo.tolerance_s, keys
@@ -202,7 +211,8 @@ class Serving:
             )
         return self._known_divisions[about]
 
-    def _measured_on(self, model: Any, device: str, limit_s: float) -> MeasuredService:
+    def _measured_on(self, wanted: ServiceDemand, device: str) -> MeasuredService:
+        model, limit_s = wanted.model, wanted.slo.tolerance_s
         key = (model.signature, self._members[device].key)
         known_s, known = self._cache.get(key, (0.0, None))
         if known is None or not known.holds_for(limit_s, known_s):
@@ -294,40 +304,50 @@ class Serving:
     def _load(
         self, places: Mapping[tuple[str, str], ServicePlace]
     ) -> list[tuple[Pool, Sequence[Loaded]]] | None:
-        """What is placed and not loaded yet is loaded; None: something changed meanwhile."""
+        """What is placed and not loaded yet is loaded; None: something changed meanwhile, and
+        nothing more is loaded than before.
+        """
         pools: list[tuple[Pool, Sequence[Loaded]]] = []
+        new: list[Loaded] = []
         for (service, _), place in places.items():
             loaded = []
             for where in place.n_replicas:
                 try:
-                    loaded.append(self._there(service, where, place.allocation.batch))
-                except OutOfMemory:
-                    self._full[service, where] = time.monotonic() + FULL_S
-                    if self._divisions.pop(service, None) is not None:
-                        self._known_divisions.clear()  # others have taken room since
-                    return None
-                except PotluckError:
+                    loaded.append(self._there(service, where, place.allocation.batch, new))
+                except PotluckError as error:
+                    for each in new:
+                        each.close()
+                    if isinstance(error, OutOfMemory):
+                        self._had_no_room(service, where)
                     return None
             n_replicas = sum(place.n_replicas.values())
             way = Way.ACROSS if service in self._divisions else Way.ALONE
             pools.append((Pool(place.allocation, n_replicas, way), loaded))
         return pools
 
-    def _there(self, service: str, where: str, batch: int) -> Loaded:
+    def _had_no_room(self, service: str, where: str) -> None:
+        self._full[service, where] = time.monotonic() + FULL_S
+        if self._divisions.pop(service, None) is not None:
+            self._known_divisions.clear()  # others have taken room since
+
+    def _there(self, service: str, where: str, batch: int, new: list[Loaded]) -> Loaded:
+        """What is loaded there for such batches; it is among `new` if it was not before."""
         divided = self._divisions.get(service)
         devices = (where,) if divided is None else divided.plan.devices
         known = self.dispatch.loaded(service, devices)
         if known is not None and known.batch >= batch:
             return known
-        model = self._models[service]
+        model = self._wanted[service].model
         try:
             if divided is not None:
-                return self._load_plan(model, with_batch(divided.plan, batch))
-            return self._loaded(model, where, batch)
+                new.append(self._load_plan(model, with_batch(divided.plan, batch)))
+            else:
+                new.append(self._loaded(model, where, batch))
         except OutOfMemory:
             if known is None:
                 raise
             return known  # larger batches have no room beside it: it goes on with smaller ones
+        return new[-1]
 
     def _take(self, places: Mapping[tuple[str, str], ServicePlace]) -> None:
         """Let the entrance know what is served, before its pools come."""
@@ -384,7 +404,7 @@ class Serving:
         """Move models where other services are asked for than before, and clearly more can be
         satisfied; the old ones answer until the new ones are there.
         """
-        counts = {name: self.dispatch.stats(name).n_asked for name in self.names}
+        counts = {name: self.dispatch.stats(name).n_asked for name in self.served}
         demand = self._load_watch.look(counts, time.monotonic())
         if demand is None or satisfied_per_s(self._where, demand) >= sum(demand.values()):
             return
@@ -406,17 +426,15 @@ class Serving:
                 self._divisions.pop(name, None)
             if not alone and not stays:
                 with suppress(PotluckError):
-                    self._divisions[name] = self._divide(self._models[name], wanted)
+                    self._divisions[name] = self._divide(wanted)
 
     def _measure_new(self) -> None:
         """On devices that were not there before."""
         for name, measured in self._measured.items():
             for device in self._members.staying:
                 if device not in measured and (name, device) not in self._full:
-                    limit_s = self._wanted[name].slo.tolerance_s
                     with suppress(OutOfMemory, PlanError, DeviceGone):
-                        model = self._models[name]
-                        measured[device] = self._measured_on(model, device, limit_s)
+                        measured[device] = self._measured_on(self._wanted[name], device)
 
 
 def _counted(places: Mapping[tuple[str, str], ServicePlace]) -> Places:

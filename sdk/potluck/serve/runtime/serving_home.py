@@ -2,11 +2,11 @@
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck import display_hooks
 from potluck.errors import HomeError, UserError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from potluck.serve.runtime.text_service import TextService
     from potluck.serve.scheduling.records import Slo
 
+_Made = TypeVar("_Made")  # a service
 _making = threading.Lock()  # of the services of a home, which come with the first of them
 
 
@@ -44,6 +45,7 @@ class ServingHome:
     _serving: "Serving | None" = None
     _gateways: "tuple[Gateway, ...]" = ()
     _texts: "Mapping[str, TextService]" = MappingProxyType({})
+    _coming: frozenset[str] = frozenset()  # names of services that are being made
 
     def serve(
         self,
@@ -112,16 +114,14 @@ class ServingHome:
         model = with_values_of_now(model)  # devices that come later get the same
         serving = self._services()
         wanted = ServiceDemand(
-            name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s
+            name=name, model=model, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s
         )
 
         def work(task: Task) -> "Service":
-            serving.serve(model, wanted, task.update)
-            return Service(serving, name)
+            serving.serve(wanted, task.update)
+            return Service(serving, wanted)
 
-        handle = Handle(work, f"serving {name}")
-        self._work.add(handle)
-        return handle
+        return self._made_in_background(name, work)
 
     def serve_text(
         self,
@@ -179,8 +179,6 @@ class ServingHome:
             )
         name = name or model.name
         check_text_serving(name, token_s, priority, max_queue)
-        if name in self.texts or name in self.services:
-            raise UserError(f"a service is called {name!r} already.", next_step="Stop it first.")
 
         def work(task: Task) -> "TextService":
             profile = self._profiled(model)
@@ -196,7 +194,26 @@ class ServingHome:
                 self._texts = {**self._texts, name: service}
             return service
 
-        handle = Handle(work, f"serving {name}")
+        return self._made_in_background(name, work)
+
+    def _made_in_background(self, name: str, work: "Callable[[Task], _Made]") -> "Handle[_Made]":
+        """The service that `work` makes; nobody else makes one of its name meanwhile."""
+        with _making:
+            if name in self._coming or name in self.texts or name in self.services:
+                raise UserError(
+                    f"a service is called {name!r} already.",
+                    next_step="Close it first, or choose another name.",
+                )
+            self._coming |= {name}
+
+        def made(task: Task) -> "_Made":
+            try:
+                return work(task)
+            finally:
+                with _making:
+                    self._coming -= {name}
+
+        handle = Handle(made, f"serving {name}")
         self._work.add(handle)
         return handle
 
@@ -227,9 +244,9 @@ class ServingHome:
         from potluck.serve.runtime.service import Service
         from potluck.serve.runtime.services import Services
 
-        serving = self._serving
-        names = () if serving is None else serving.names
-        return Services({name: Service(serving, name) for name in names if serving is not None})
+        if (serving := self._serving) is None:
+            return Services({})
+        return Services({name: Service(serving, each) for name, each in serving.served.items()})
 
     def gateway(
         self,

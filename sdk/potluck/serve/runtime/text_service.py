@@ -76,16 +76,15 @@ class TextService:
         tokens = prompt_tokens(self.model, prompt)  # a long one takes seconds, and others ask
         with self._lock:
             self._settle()
-            is_full = len(self._open) >= self.model.rows + self._max_queue
-            self._over = replace(
-                self._over, n_asked=self._over.n_asked + 1, n_refused=self._over.n_refused + is_full
-            )
-            if is_full:
+            if len(self._open) >= self.model.rows + self._max_queue:
+                n_asked, n_refused = self._over.n_asked + 1, self._over.n_refused + 1
+                self._over = replace(self._over, n_asked=n_asked, n_refused=n_refused)
                 raise NotServed(
                     f"{self.name} has {len(self._open)} texts to write, as many as may wait.",
                     reason="queue-full",
                 )
-            generation = self.run.generate(tokens, **how)
+            generation = self.run.generate(tokens, **how)  # what cannot be asked is not counted
+            self._over = replace(self._over, n_asked=self._over.n_asked + 1)
             self._open.append(generation)
             return generation
 
@@ -103,6 +102,7 @@ class TextService:
         seconds = [generation.token_s for generation in ended]
         self._over = replace(
             self._over,
+            n_failed=self._over.n_failed + sum(each.reason == "failed" for each in ended),
             n_tokens=self._over.n_tokens + sum(map(len, seconds)),
             total_s=self._over.total_s + sum(map(sum, seconds)),
         )

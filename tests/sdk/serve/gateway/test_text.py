@@ -11,7 +11,9 @@ import pytest
 from tests.sdk.run.language_models import language_model, model_of, written
 from tests.sdk.serve.gateway.test_gateway import answer_of
 
-from potluck.errors import NotServed, UserError
+import potluck
+from potluck.errors import NotServed, PotluckError, UserError
+from potluck.serve.gateway import triton
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -19,6 +21,16 @@ openai = pytest.importorskip("openai")
 parser = pytest.importorskip("prometheus_client.parser")
 pytest.importorskip("potluck.serve.gateway.server")
 TIMEOUT_S = 60.0
+
+
+class Doubled(torch.nn.Module):
+    """No text."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+DOUBLED = potluck.Model.from_torch(Doubled(), torch.ones(2, 2))
 
 
 class Riddle(Exception):
@@ -202,6 +214,40 @@ def test_as_triton_asks(gateway, lm, name):
     status, body, _ = ask(gateway, f"/v2/models/{name}/generate_stream", **asked)
     events = [json.loads(line[6:]) for line in body.decode().split("\n\n") if line]
     assert "".join(event["text_output"] for event in events) == expected
+
+
+def test_of_two_that_are_made_at_once_one_has_the_name(lm):
+    model = model_of(lm)
+    with memory_home(1) as home:
+        texts = home.serve_text(model, "both")
+        with pytest.raises(UserError, match="'both' already"):
+            home.serve_text(model, "both")
+        with pytest.raises(UserError, match="'both' already"):
+            home.serve(DOUBLED, "both", slo=potluck.Latency(TIMEOUT_S))
+        assert texts.wait() is home.texts["both"]
+        home.texts["both"].stop()
+        with home.serve(DOUBLED, "both", slo=potluck.Latency(TIMEOUT_S)).wait() as service:
+            assert service(torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
+
+
+def test_what_cannot_be_asked_is_not_counted_and_what_failed_is_no_success(lm):
+    with memory_home(1) as home, home.gateway() as gateway:
+        service = home.serve_text(model_of(lm), "tokens").wait()
+        for wrong in ({"max_tokens": 0}, {"top_p": 3}, {"text_input": [1] * 60}):
+            asked = {"text_input": [1], "max_tokens": 1} | wrong
+            assert ask(gateway, "/v2/models/tokens/generate", **asked)[0] == 400
+        assert service.stats.n_asked == 0
+        assert len(service.generate([1], max_new_tokens=2).wait().tokens) == 2
+        ended = service.generate([1], max_new_tokens=40)
+        service.stop()
+        with pytest.raises(PotluckError):
+            ended.wait()
+        done = triton.statistics("tokens", service.stats)["inference_stats"]
+        assert (service.stats.n_failed, done["fail"]["count"], done["success"]["count"]) == (
+            1,
+            1,
+            1,
+        )
 
 
 def test_many_at_once_get_their_own_or_are_refused_at_once(gateway, home, lm):
@@ -463,6 +509,8 @@ def test_services_that_cannot_be_are_refused_in_words(home, lm):
         home.serve_text(torch.nn.Linear(2, 2), "other")
     with pytest.raises(UserError, match="'chat' already"):
         home.serve_text(home.texts["chat"].model, "chat")
+    with pytest.raises(UserError, match="'chat' already"):
+        home.serve(DOUBLED, "chat", slo=potluck.Latency(TIMEOUT_S))
     with pytest.raises(UserError, match="token_s"):
         home.serve_text(home.texts["chat"].model, "other", token_s=-1.0)
     with pytest.raises(UserError, match="priority is a whole number"):

@@ -10,8 +10,9 @@ from tests.timeouts import TIMEOUT_S
 
 import potluck
 from potluck.display import views
-from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
+from potluck.errors import DeviceGone, Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
+from potluck.serve.runtime.device_placement import place_all
 from potluck.serve.runtime.measure import measure
 from potluck.serve.stats import TOO_MANY_ROWS
 from potluck.testing.memory import memory_home
@@ -245,6 +246,71 @@ def test_one_that_has_the_name_of_an_earlier_one_counts_from_nothing(own_home, m
         with own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait() as service:
             service(torch.zeros(1, 8))
             assert service.stats.n_asked == 1
+
+
+def test_what_is_closed_stays_closed_when_another_one_has_its_name(own_home, model):
+    x, slo = torch.randn(1, 8), potluck.Frequency(fps=5, tolerance_s=LONG_S)
+    closed = own_home.serve(model, "birds", slo=slo).wait()
+    entrance = closed.at("local-1")
+    closed.close()
+    other = torch.nn.Linear(8, 4)
+    new_model = potluck.Model.from_torch(other, torch.randn(2, 8))
+    new = own_home.serve(new_model, "birds", slo=slo).wait()
+    asks = [lambda: closed(x), lambda: closed.stream([x]), lambda: entrance(x)]
+    for ask in asks:
+        with pytest.raises(NotServed, match="closed"):
+            ask()
+    assert (closed.is_open, closed.devices, closed.expected_s) == (False, {}, None)
+    closed.close()
+    assert torch.allclose(new(x), of_net(other, x), atol=1e-6)
+    assert new.stats.n_asked == 1
+
+
+@pytest.mark.parametrize("fps", [0, -1.0, float("nan"), float("inf"), True, "30"])
+def test_frames_per_second_are_a_number_above_zero(own_home, model, fps):
+    slo = potluck.Frequency(fps=5, tolerance_s=LONG_S)
+    with own_home.serve(model, "door", slo=slo).wait() as door:
+        for asked in (door, door.at(next(iter(door.devices)))):
+            with pytest.raises(UserError, match="fps must be a finite number, above zero"):
+                asked.stream([torch.zeros(1, 8)], fps)
+
+
+def test_one_that_is_not_placed_yet_is_none_of_the_services(own_home, birds, model, monkeypatch):
+    shown = []
+
+    def looked_at(*given):
+        services = own_home.services
+        shown.append(({*services}, repr(services), [each.stats for each in services.values()]))
+        return place_all(*given)
+
+    monkeypatch.setattr(serving, "place_all", looked_at)
+    own_home.serve(model, "other", slo=potluck.Latency(LONG_S)).wait()
+    assert shown[0][0] == {"birds"}
+    assert {*own_home.services} == {"birds", "other"}
+
+
+def test_a_placement_that_is_given_up_leaves_nothing_on_the_devices(own_home, model, monkeypatch):
+    loaded = []
+
+    class Loaded(serving.Loaded):
+        """The second one is not loaded: its device goes."""
+
+        def __init__(self, *given):
+            loaded.append(self)
+            self.is_lost = len(loaded) == 2
+            if self.is_lost:
+                raise DeviceGone("it went.", device="local-2")
+            super().__init__(*given)
+
+    def placed(*given):
+        monkeypatch.setattr(serving, "Loaded", Loaded)  # all is measured
+        return place_all(*given)
+
+    monkeypatch.setattr(serving, "place_all", placed)
+    service = own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+    assert {*service.devices} == {"local-1", "local-2"}
+    held = [each.devices for each in loaded if not each.is_lost]
+    assert sorted(held) == [("local-1",), ("local-2",)]
 
 
 @pytest.mark.long
