@@ -135,7 +135,9 @@ def find_or_start(state: Path, keys: Keys) -> Endpoint:
     line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(state), "--until-idle"]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with log.open("ab") as out:
+        # a pipe of that name would be waited for
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
+        with os.fdopen(os.open(log, flags, 0o600), "ab") as out:
             out.truncate(0)
             child = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True

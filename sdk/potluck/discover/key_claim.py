@@ -52,7 +52,7 @@ def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> KeyClaim:
     HomeError
         Another home has it. Fact: `holder`, its process.
     """
-    path = folder.resolve() / name
+    path = _path(folder, name)
     held = _held.get(path)
     if held is not None and not held.give_way():
         raise _taken(os.getpid(), otherwise)
@@ -67,7 +67,7 @@ def holder_of(folder: Path, name: str = LOCK) -> int | None:
     folder, name
         As for `claim`.
     """
-    path = folder.resolve() / name
+    path = _path(folder, name)
     if _held.get(path) is not None:
         return os.getpid()
     try:
@@ -84,6 +84,11 @@ def holder_of(folder: Path, name: str = LOCK) -> int | None:
     return None
 
 
+def _path(folder: Path, name: str) -> Path:
+    """By one name, whichever links lead there; a link to itself stays as it is."""
+    return Path(os.path.realpath(folder), name)
+
+
 def _locked(path: Path, otherwise: str) -> IO[bytes] | None:
     """The open file that holds the lock, with our number in it."""
     try:
@@ -94,7 +99,8 @@ def _locked(path: Path, otherwise: str) -> IO[bytes] | None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = path.open("ab+")
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+        why = error.strerror or error  # of a pipe, Python says why
+        raise FileError(f"cannot write {path}: {why}.", path=str(path)) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
