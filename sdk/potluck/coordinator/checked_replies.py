@@ -16,6 +16,7 @@ MAX_STEP = 2**53
 MAX_TEXT = 20_000
 MAX_JOBS = 1000  # in one answer, the latest
 MAX_LOSSES = 4096  # in one answer
+MAX_NOTES = 1000  # in one answer, the latest: devices may cause more for as long as it is trained
 MAX_FILE_BYTES = 1 << 50
 
 
@@ -87,7 +88,7 @@ def read_job_progress(answer: Mapping[str, Any], since: int) -> JobProgress:
                 losses=tuple(map(float, losses)),
                 state=state,
                 why=_shown(why),
-                notes=tuple(map(_shown, notes)),
+                notes=tuple(map(_shown, notes[-MAX_NOTES:])),
                 plan="\n".join(map(_shown, plan[:MAX_TEXT].split("\n"))),
                 is_under_way=is_under_way,
                 names=tuple((own, name) for own, name in names),

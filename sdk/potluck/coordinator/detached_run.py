@@ -90,7 +90,7 @@ class DetachedRun(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has happened: devices lost, switches, decisions."""
+        """What has happened: devices lost, switches, decisions; the latest thousand."""
         return self._look().notes
 
     @property

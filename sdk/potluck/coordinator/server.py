@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from potluck.coordinator.checked_replies import MAX_JOBS, MAX_LOSSES
+from potluck.coordinator.checked_replies import MAX_JOBS, MAX_LOSSES, MAX_NOTES
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import is_anywhere, read_seats
 from potluck.coordinator.fetched_states import FetchedStates, part_of
@@ -211,7 +211,7 @@ class CoordinatorServer:
             "losses": losses[since : since + MAX_LOSSES],
             "state": progress.state,
             "why": progress.why,
-            "notes": progress.notes.copy(),
+            "notes": progress.notes[-MAX_NOTES:],
             "plan": self._coordinator.plan if is_under_way else "",
             "is_under_way": is_under_way,
             "seats": [seat.row() for seat in group.seats] if group else [],

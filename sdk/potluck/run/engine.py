@@ -11,7 +11,6 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -275,7 +274,7 @@ class RunEngine:
 
     def note(self, words: str) -> None:
         """Tell this in the history; for who holds the boundary."""
-        self.history = replace(self.history, notes=(*self.history.notes, words))
+        self.history = self.history.with_note(words)
 
     def collect(self) -> None:
         """Wait for what was handed out first."""

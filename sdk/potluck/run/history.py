@@ -17,6 +17,8 @@ from potluck.simulate.time_spans import in_turn_s, union_s
 from potluck_wire.program import NETWORK
 
 _LANES = {"send": "send", "recv": "receive"}
+MAX_NOTES = 1000  # of one run: a device may give reasons for more of them for ever
+NO_MORE = "More is not noted of this run."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,8 @@ def left_out(step: int) -> str:
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch (or their sum, as the
     model's loss is). `rows` per step; `gradient_norms` per step, before a limit (NaN where there is
-    none); `notes` for people, one for every batch concerned; `recoveries`: where devices were lost;
+    none); `notes` for people, one for every batch concerned, 1000 at most; `recoveries`: where
+    devices were lost;
     `departures`: where they wanted to leave; `arrivals`: where they were back and used again;
     `decisions`: what the adapter made of changes of the home.
     """
@@ -154,6 +157,18 @@ class History(Shown):
             step_s=(*self.step_s, step_s),
             gradient_norms=(*self.gradient_norms, gradient_norm),
         )
+
+    def with_note(self, words: str) -> "History":
+        """And one more note, where there is room.
+
+        Parameters
+        ----------
+        words
+            For people.
+        """
+        n_left = MAX_NOTES - len(self.notes)
+        note = (words if n_left > 1 else NO_MORE,) if n_left > 0 else ()
+        return replace(self, notes=(*self.notes, *note))
 
     def since(self, before: "History", n_steps: int) -> "History":
         """What came after that.

@@ -110,11 +110,9 @@ def recover(engine: "RunEngine", error: PotluckError) -> None:
         what="step" if plan.training else "request",
         predicted_s=predicted_s,
     )
-    engine.history = replace(
-        engine.history,
-        recoveries=(*engine.history.recoveries, record),
-        notes=(*engine.history.notes, record.words),
-    )
+    history = engine.history
+    history = replace(history, recoveries=(*history.recoveries, record))
+    engine.history = history.with_note(record.words)
 
 
 def _stand_at(engine: "RunEngine", step: int) -> None:

@@ -2,18 +2,22 @@
 becomes of one on the disk, it is told, and nothing is trained on it.
 """
 
+import json
 import os
 import random
 import shutil
 
 import pytest
+from tests.sdk.coordinator.in_memory import new_keys
 from tests.sdk.coordinator.test_coordinator import case, check, coordinator, handed_over, until
 
 from potluck.coordinator.batch_store import BatchStore, write_batches
+from potluck.coordinator.checked_replies import MAX_NOTES
 from potluck.coordinator.fetched_states import FetchedStates
 from potluck.coordinator.job import JOB, JOURNAL, MODEL, ORDER, START, files_of
 from potluck.coordinator.job_files import delete_cut, jobs_in, make_latest
-from potluck.coordinator.journal import ENDED
+from potluck.coordinator.journal import ENDED, Journal
+from potluck.coordinator.server import VERSION, CoordinatorServer
 from potluck.errors import FileError
 
 torch = pytest.importorskip("torch")
@@ -89,6 +93,20 @@ def test_a_bit_that_has_changed_is_told_by_its_file_and_never_trained_on(
     else:
         assert str(path) in one.progress("job").why
     one.close()
+
+
+def test_however_much_is_noted_of_it_the_latest_is_told(tmp_path, begun):
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    journal = Journal(tmp_path / "job" / JOURNAL)
+    for number in range(MAX_NOTES + 5):
+        journal.add(note=str(number))
+    journal.close()
+    keys = new_keys()
+    server = CoordinatorServer(coordinator(tmp_path), keys, frozenset({keys.public}))
+    request = json.dumps({"version": VERSION, "ask": "status", "job": "job", "since": 0})
+    answer, _ = server.answer([b"", request.encode(), b""], keys.public)
+    server.close()
+    assert answer["notes"] == [*map(str, range(5, MAX_NOTES + 5))]
 
 
 def test_a_job_whose_journal_is_on_a_disk_that_is_away_is_not_deleted(tmp_path):

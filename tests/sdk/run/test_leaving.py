@@ -6,6 +6,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -28,9 +29,11 @@ from tests.timeouts import TIMEOUT_S
 import potluck
 from potluck.display.tables import members
 from potluck.errors import DeviceGone, PotluckError, Refused
+from potluck.run import history
 from potluck.testing.faults import agents_of, memory_of
 from potluck.testing.internals import drained, link_of
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import Leaving, Pong
 
 torch = pytest.importorskip("torch")
 WHY = "its battery is at 29%"
@@ -301,3 +304,22 @@ def test_a_real_agent_that_is_told_to_end_is_left_first():
         assert run.history.recoveries == ()
         second = run.fit(make_data("mlp", ROWS)).wait()
         check_learned(run, joined(first, second), epochs=EPOCHS + 1)
+
+
+def test_a_device_that_gives_new_reasons_for_ever_causes_no_more_notes_than_there_may_be(monkeypatch):
+    monkeypatch.setattr(history, "MAX_NOTES", 5)
+    reasons = count()
+
+    def says(message, buffers):
+        more = [(Leaving(reason=f"reason {next(reasons)}", within_s=LONG_S), ())]
+        return [(message, buffers), *(more if isinstance(message, Pong) else ())]
+
+    with memory_home(1) as home:
+        _, model = make_model("mlp")
+        run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+        memory_of(home).take_over(A, says)
+        for _ in range(10):
+            settled(home, run)
+        assert next(reasons) > 10
+        assert run.history.notes[-1] == history.NO_MORE
+        assert len(run.history.notes) == 5
