@@ -9,7 +9,7 @@ none where they agree.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from math import exp, log, log2, sqrt
@@ -44,6 +44,7 @@ PORT_RATES = 1.5  # most are as fast both ways
 ALONE = 1.5  # rarer still: an air with one node
 FAR = 25.0  # one that is worse by so much is not looked at again
 HOPELESS = 60.0  # a start that is worse by so much leads to nothing simpler that explains all
+TWICE = 1.5  # rates so far apart may be those of crossing an air twice, and once
 WORTH = 0.5  # squared standard deviations by which trees must disagree about a probe
 
 
@@ -178,11 +179,12 @@ class Tomography:
         search = self._search(self._ruled_out)
         found = list(self._ranked)
         starts = self._ranked[:1]
+        trees = list(_several_airs(self.names, self.observations))
         if not starts or not search.explains(starts[0]):
-            trees = [ports(self.names), Site((Block(AIR, self.names),))]
+            trees += [ports(self.names), Site((Block(AIR, self.names),))]
             trees += _split_sites(self.names, self.observations)
             trees += [likely_tree(self.names, self._hints)] if self._hints else []
-            starts += [search.fit(tree) for tree in trees]
+        starts += [search.fit(tree) for tree in trees]
         for start in sorted(starts, key=lambda it: it.score):
             best = min(found, key=lambda it: it.score, default=start)
             if search.explains(best) and start.score > best.score + HOPELESS:
@@ -243,23 +245,49 @@ def _split_sites(names: Sequence[str], observations: Sequence[Observation]) -> I
     """Trees with one site, of devices that are joined by flows from above the widest gap between
     rates.
     """
+    best = _best_rates(observations)
+    gap, slow = _widest_gap(best.values())
+    if gap < 2:
+        return
+    for inside in _joined(names, [pair for pair, rate in best.items() if rate > slow]):
+        outside = [name for name in names if name not in inside]
+        if len(inside) > 1 and outside:
+            yield _site((*ports(outside).blocks, Block(PORT, (_site(ports(inside).blocks),))))
+
+
+def _several_airs(names: Sequence[str], observations: Sequence[Observation]) -> Iterator[Site]:
+    """The tree with an air of each group of devices that are joined by flows from below the widest
+    gap between rates of flows alone: within an air a flow crosses it twice, to another one once.
+    """
+    best = _best_rates([each for each in observations if len(each.flows) == 1])
+    gap, slow = _widest_gap(best.values())
+    groups = _joined(names, [pair for pair, rate in best.items() if rate <= slow])
+    if gap > TWICE and sum(len(group) > 1 for group in groups) > 1:
+        kinds = {group: AIR if len(group) > 1 else PORT for group in groups}
+        yield _site(tuple(_block(kind, tuple(group)) for group, kind in kinds.items()))
+
+
+def _best_rates(observations: Sequence[Observation]) -> dict[frozenset[str], float]:
+    """Of each two devices, the most bytes per second that a flow between them had."""
     best: dict[frozenset[str], float] = {}
     for observation in observations:
         for flow, rate in zip(observation.flows, observation.bytes_per_s, strict=True):
             best[frozenset(flow)] = max(best.get(frozenset(flow), 0.0), rate)
-    rates = sorted(best.values())
-    gap, slow = max(((b / a, a) for a, b in pairwise(rates)), default=(1.0, 0.0))
-    if gap < 2:
-        return
+    return best
+
+
+def _widest_gap(rates: Iterable[float]) -> tuple[float, float]:
+    """How many times the next one of these is as much at the most, and the one below that gap."""
+    return max(((b / a, a) for a, b in pairwise(sorted(rates))), default=(1.0, 0.0))
+
+
+def _joined(names: Sequence[str], pairs: Iterable[frozenset[str]]) -> list[frozenset[str]]:
+    """The groups of names that these pairs join."""
     group = {name: frozenset((name,)) for name in names}
-    for pair, rate in best.items():
-        if rate > slow:
-            joined = frozenset().union(*(group[name] for name in pair))
-            group |= dict.fromkeys(joined, joined)
-    for inside in dict.fromkeys(group.values()):
-        outside = [name for name in names if name not in inside]
-        if len(inside) > 1 and outside:
-            yield _site((*ports(outside).blocks, Block(PORT, (_site(ports(inside).blocks),))))
+    for pair in pairs:
+        joined = frozenset().union(*(group[name] for name in pair))
+        group |= dict.fromkeys(joined, joined)
+    return list(dict.fromkeys(group.values()))
 
 
 def _candidates(names: Sequence[str], chance: random.Random) -> Iterator[tuple[Flow, ...]]:
@@ -390,6 +418,11 @@ def _moved(site: Site) -> Iterator[tuple[Block, ...]]:
         nodes = blocks[x].nodes + blocks[y].nodes
         yield (*rest, _block(AIR, nodes))
         yield (*rest, _block(BUS, nodes))
+        if PORT not in (blocks[x].kind, blocks[y].kind):
+            for a, b in ((blocks[x], blocks[y]), (blocks[y], blocks[x])):
+                for node in a.nodes if len(a.nodes) > 1 else ():
+                    left = tuple(other for other in a.nodes if other is not node)
+                    yield (*rest, _block(a.kind, left), _block(b.kind, (*b.nodes, node)))
         if rest:
             yield (*rest, Block(PORT, (_site((blocks[x], blocks[y])),)))
             for a, b in ((blocks[x], blocks[y]), (blocks[y], blocks[x])):

@@ -35,6 +35,22 @@ def test_flows_that_share_a_medium_are_known_to(wiring):
     assert len(tomography.observations) <= len(first_probes(range(n))) + most_probes(n)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(6))
+def test_two_channels_as_fast_as_each_other_are_told_apart(seed):
+    rng = random.Random(seed)
+    names = ["a", "b", "c", "d", "e", HOME]
+    rng.shuffle(names)
+    n_first = rng.randint(2, 4)
+    tree = Site((Block(AIR, tuple(names[:n_first])), Block(AIR, tuple(names[n_first:]))))
+    rates = dict.fromkeys(attachments(tree), 6e6)
+    tomography = Tomography(names)
+    while flows := tomography.next_probe():
+        tomography.add(measured(tree, rates, flows, rng, 0.04))
+    airs = {frozenset(block.nodes) for block in tomography.best.tree.blocks if block.kind == AIR}
+    assert airs == {frozenset(names[:n_first]), frozenset(names[n_first:])}
+
+
 def test_nobody_is_asked_to_send_two_flows_or_to_receive_two():
     *_, tomography = found("wifi and cables", 2, 0.1)
     for observation in tomography.observations:
