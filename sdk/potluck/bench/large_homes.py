@@ -4,6 +4,7 @@ workload.
 
 import random
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import NamedTuple
 
 from potluck.records import (
@@ -76,6 +77,12 @@ class LargeHome(NamedTuple):
             ),
             costs=dict(zip(names, costs, strict=True)),
         )
+
+
+def of_each_class(n_devices: int, seed: int) -> Iterator[LargeHome]:
+    """A home of this size of every kind, network and workload."""
+    for kind, network, workload in product(KINDS, NETWORKS, WORKLOADS):
+        yield LargeHome(n_devices, kind, network, workload, seed)
 
 
 def drawn(n_homes: int, seed: int) -> Iterator[LargeHome]:

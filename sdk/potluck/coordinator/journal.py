@@ -41,8 +41,8 @@ class Progress:
 
     `losses` are those of the steps after `first_step`. `saved`: the file with the latest state, and
     its step. `documents`: the SHA-256 of what was written down of it when it began, by file; none
-    in an older journal. `why` it is in this state, where that needs saying. `group`: who shares it, and
-    `acts`: which of them, since which term; of one that nobody shares: none, and term 0.
+    in an older journal. `why` it is in this state, where that needs saying. `group`: who shares it,
+    and `acts`: which of them, since which term; of one that nobody shares: none, and term 0.
     """
 
     first_step: int = 0

@@ -421,8 +421,8 @@ def _moved(site: Site) -> Iterator[tuple[Block, ...]]:
         if PORT not in (blocks[x].kind, blocks[y].kind):
             for a, b in ((blocks[x], blocks[y]), (blocks[y], blocks[x])):
                 for node in a.nodes if len(a.nodes) > 1 else ():
-                    left = tuple(other for other in a.nodes if other is not node)
-                    yield (*rest, _block(a.kind, left), _block(b.kind, (*b.nodes, node)))
+                    stays = tuple(other for other in a.nodes if other is not node)
+                    yield (*rest, _block(a.kind, stays), _block(b.kind, (*b.nodes, node)))
         if rest:
             yield (*rest, Block(PORT, (_site((blocks[x], blocks[y])),)))
             for a, b in ((blocks[x], blocks[y]), (blocks[y], blocks[x])):

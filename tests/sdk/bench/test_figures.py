@@ -58,7 +58,7 @@ SMALL = {
         "processes": 1,
     },
     "tomography": {"homes": 1, "namespaces": 0},
-    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "baseline_s": 0.2},
+    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "baseline_s": 0.2, "certified": 1},
     "split": {
         "models": 1,
         "step_mb_per_s": 25,
@@ -142,6 +142,7 @@ PROMISED = {
         "b1_213_layers_s",
         "devices_24_s",
         "devices_64_s",
+        "certified_gap_24_median_frac",
         "worst_ratio_to_best_baseline_large",
     },
     "split": {

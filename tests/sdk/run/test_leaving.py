@@ -306,7 +306,9 @@ def test_a_real_agent_that_is_told_to_end_is_left_first():
         check_learned(run, joined(first, second), epochs=EPOCHS + 1)
 
 
-def test_a_device_that_gives_new_reasons_for_ever_causes_no_more_notes_than_there_may_be(monkeypatch):
+def test_a_device_that_gives_new_reasons_for_ever_causes_no_more_notes_than_there_may_be(
+    monkeypatch,
+):
     monkeypatch.setattr(history, "MAX_NOTES", 5)
     reasons = count()
 
