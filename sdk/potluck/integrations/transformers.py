@@ -9,6 +9,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from potluck.errors import UserError
 from potluck.graph.model import Model
+from potluck.graph.torch.own_loss import OwnLoss
+from potluck.graph.torch.statefulness import spared
+from potluck.graph.torch.training_modes import modes_of
 from potluck.integrations.steps import RUN_FILE, Choose, Steps, fastest
 from potluck.integrations.watched_module import WatchedModule
 from potluck.records import QoE
@@ -50,6 +53,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     ------
     UserError
         What the Trainer is to compute itself in a step (a loss of its own, autocast).
+        With the first step: the Trainer alone would add up the losses of its batches.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
             self.optimizer, "optimizer", self.optimizer
         )  # accelerate's, around torch's
         if self._steps.run is None:
-            self._deploy(batches, optimizer)
+            self._deploy(batches, optimizer, num_items_in_batch)
         if num_items_in_batch is None:
             self._steps.check_accumulated(batches, [*map(_rows, batches)], len(batches))
         limit = self.args.max_grad_norm or 0.0
@@ -174,9 +178,12 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
         self._norm = history.gradient_norms[-1] if limit > 0 and history.gradient_norms else None
         return torch.tensor(history.losses[-1], device=self.args.device)
 
-    def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer) -> None:
+    def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer, n_items: Any) -> None:
         watched = WatchedModule(self.model, aside=_OF_SAVING)
         model = Model.from_torch(watched.copy, batches[0], loss="loss")
+        is_sum = model.laid_out(train=True).line.traced.sums_rows
+        if n_items is not None and len(batches) > 1 and not is_sum:
+            _check_counts(watched.copy, batches, n_items)
         watched.begin()
         rows = sum(map(_rows, batches))
         self._steps.deploy(model, watched, batch=rows, optimizer=optimizer, resume=self._resume)
@@ -217,6 +224,30 @@ _IN_TRAINING = (
 
 def _has(callback: TrainerCallback, hook: str) -> bool:
     return getattr(type(callback), hook) is not getattr(TrainerCallback, hook)
+
+
+def _check_counts(model: torch.nn.Module, batches: list[Any], n_items: Any) -> None:
+    """Raise UserError where the Trainer alone would add up the means of a step's batches: it leaves
+    it to the model to divide by a number of items, and the model does not.
+    """
+    loss = OwnLoss("loss")
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=()),
+        spared(model),
+        modes_of(model, training=False),
+    ):
+        once, twice = (
+            loss.of(model(**batches[0], num_items_in_batch=n_items * times)) for times in (1, 2)
+        )
+    if once.any() and torch.equal(once, twice):
+        raise UserError(
+            f"a step of {len(batches)} batches is the mean over all of them; the Trainer alone "
+            f"adds their losses up, as {type(model).__name__}.forward takes any keyword, and does "
+            "not divide by num_items_in_batch.",
+            next_step="Say model.accepts_loss_kwargs = False before the Trainer is made: then it "
+            "divides them. Or accumulate nothing.",
+        )
 
 
 def _rows(batch: dict[str, torch.Tensor]) -> int:

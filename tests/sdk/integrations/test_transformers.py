@@ -66,6 +66,24 @@ def test_of_a_causal_model_words_count_alike_whatever_batches_they_are_in(
     its.check_alike(ours, theirs)
 
 
+def test_losses_that_the_trainer_would_add_up_are_refused(its, pair, tmp_path):
+    with pytest.raises(UserError, match=r"adds their losses up, as TaggerOfAny.*accepts_loss_k"):
+        its.trained(its.HomeTrainer, tmp_path, model=its.TaggerOfAny(), home=pair)
+
+
+@pytest.mark.long
+def test_losses_that_it_is_told_to_divide_are_divided(its, pair, on_both, tmp_path):
+    def made():
+        torch.manual_seed(0)
+        net = its.TaggerOfAny()
+        net.accepts_loss_kwargs = False
+        return net
+
+    theirs = its.trained(its.transformers.Trainer, tmp_path / "a", model=made())
+    ours = its.trained(its.HomeTrainer, tmp_path / "b", model=made(), home=pair, choose=on_both)
+    its.check_alike(ours, theirs)
+
+
 @pytest.mark.long
 def test_of_adapters_by_peft_only_these_are_trained(its, pair, on_both, tmp_path):
     peft = pytest.importorskip("peft")
