@@ -57,7 +57,8 @@ class Steps:
     def __init__(self, home: "Home", qoe: QoE | None, choose: Choose) -> None:
         self._home, self._qoe = home, qoe
         self._choose = choose
-        self._is_stale = self._has_warned = False
+        self._is_stale = False
+        self._has_warned = self._has_told_norms = False
         self._model: Model | None = None
         self.run: Run | None = None
         self._watched: WatchedModule | None = None
@@ -155,6 +156,7 @@ class Steps:
         self._watched.check()
         if not isinstance(optimizer.state, _StateOnDevices):
             _refuse_state()
+        self._tell_norms(len(batches))
         fit: Any = self.run.fit
         history: History = fit(
             batches, optimizer=optimizer, accumulate=len(batches), **limits
@@ -203,6 +205,20 @@ class Steps:
             f"a step of {what} is the mean over all of them; the loop alone divides the mean of "
             f"each batch by {n_batches}. {step} no accumulation.",
             stacklevel=3,
+        )
+
+    def _tell_norms(self, n_batches: int) -> None:
+        """Say once where batch norms see other rows at once than in the loop."""
+        assert self._model is not None
+        norms = any(layer.norm_values for layer in self._model.layers(train=True))
+        if not norms or n_batches == 1 or self._has_told_norms:
+            return
+        self._has_told_norms = True
+        warnings.warn(
+            f"batch norm normalises the rows of a step of {n_batches} batches in the plan's "
+            "micro-batches, whatever batches they are from; the loop alone normalises each batch "
+            "by itself. For steps that are alike: no accumulation, or eval() of the norms.",
+            stacklevel=4,
         )
 
     def _weigh_alike(self, batches: Sequence[Any]) -> bool:
@@ -271,7 +287,8 @@ class Steps:
             self._hook.remove()
         self.run = self._watched = None
         self._optimizer = self._hook = None
-        self._is_stale = self._has_warned = False
+        self._is_stale = False
+        self._has_warned = self._has_told_norms = False
 
 
 def _check_state(optimizer: "torch.optim.Optimizer") -> None:

@@ -129,6 +129,24 @@ def test_accumulated_losses_that_are_no_plain_means_are_not_lightnings(
         made.trained(Scored(), tmp_path, strategy=strategy, accumulate_grad_batches=2)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_that_batch_norm_sees_other_rows_of_accumulated_batches_is_said(
+    made, pair, on_both, tmp_path, accumulate
+):
+    class Normed(made.Net):
+        def __init__(self):
+            super().__init__()
+            self.body.append(torch.nn.BatchNorm1d(16))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        strategy = made.HomeStrategy(pair, choose=on_both)
+        made.trained(Normed(), tmp_path, strategy=strategy, accumulate_grad_batches=accumulate)
+    told = [each for each in caught if "batch norm normalises the rows" in str(each.message)]
+    assert len(told) == accumulate - 1
+
+
 def test_what_devices_cannot_do_is_refused(made, pair, tmp_path):
     manual = made.Net()
     manual.automatic_optimization = False
