@@ -314,6 +314,7 @@ def not_answered(device: str, message: AskEnded) -> PotluckError:
         f"{device}: {text}.",
         next_step="Ask again, or another device.",
         reason=message.code if message.code in ASK_CODES else RefusalCode.STATE,
+        path=message.path,
         limit_s=None,
         soonest_s=None,
     )

@@ -78,7 +78,7 @@ class LoadedPool:
 
 
 def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
-    """These without what is lost; as many batches at once as there are devices left for.
+    """These without what is lost, or leaves; as many batches at once as there are devices left for.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
         As they were placed.
     """
     for held in pools:
-        alive = tuple(each for each in held.loaded if not each.is_lost)
+        alive = tuple(x for x in held.loaded if not x.is_lost and not x.is_leaving)
         if alive:
             n_replicas = -(-held.pool.n_replicas * len(alive) // len(held.loaded))
             yield LoadedPool(Pool(held.pool.allocation, n_replicas, held.pool.way), alive)

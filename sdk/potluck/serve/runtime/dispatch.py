@@ -389,7 +389,6 @@ class Dispatch:
         loaded = least_busy(self._held.values(), start.pool, {row.refused_by for row in rows})
         if loaded is None:
             self._place_anew()
-            self._put([*self._held.values()])
             for request in start.requests:
                 if request.id in self._rows and not self._waits(request):
                     self._refuse(self._rows[request.id].pending, NOBODY)
@@ -414,8 +413,7 @@ class Dispatch:
     def _call(self, batch: Batch) -> None:
         """Have the next rows of a batch computed; where there are none, it is over."""
         while batch.calls:
-            rows = self._in_time(batch, batch.calls.popleft())
-            if not rows:
+            if not (rows := self._in_time(batch, batch.calls.popleft())):
                 continue
             batch.called_s = self.clock()
             try:
@@ -451,7 +449,7 @@ class Dispatch:
                 else:  # one of them is to blame
                     batch.calls.extendleft([row] for row in reversed(rows))
             except NotServed as refused:
-                self._elsewhere(batch, rows, str(refused.facts["reason"]))
+                self._elsewhere(batch, rows, refused)
                 return
             except CancelledError:
                 gone = DeviceGone("it was given up.", device=batch.loaded.devices[0])
@@ -482,10 +480,11 @@ class Dispatch:
         """Until the last of them must be answered."""
         return max(row.pending.deadline_s for row in rows) - self.clock()
 
-    def _elsewhere(self, batch: Batch, rows: list[RequestRow], reason: str) -> None:
+    def _elsewhere(self, batch: Batch, rows: list[RequestRow], refused: NotServed) -> None:
         """The device would not, or whom it handed them on to: what is left of the batch is decided
         anew, for another one. A row that is refused again is refused, and one whose time is over.
         """
+        reason = str(refused.facts["reason"])
         self._ended(batch)
         for row in rows:
             if reason == RefusalCode.LATE:
@@ -494,9 +493,10 @@ class Dispatch:
                 self._refuse(row.pending, reason)
             row.refused_by = batch.loaded.devices[0]
             row.n_lost += reason in LOSSES
-        self._handle(BatchFailed(batch.pool, batch.replica))
         if reason == RefusalCode.LEAVING:
+            batch.loaded.is_leaving |= len(refused.facts.get("path", ())) < 2  # it said so itself
             self._place_anew()
+        self._handle(BatchFailed(batch.pool, batch.replica))
 
     def _lost(self, batch: Batch, rows: list[RequestRow], error: PotluckError) -> None:
         """Whoever computed it is lost: what is left of the batch is decided anew."""
@@ -509,12 +509,12 @@ class Dispatch:
         if not batch.loaded.is_lost:
             batch.loaded.close()
         self._place_anew()
-        self._put([*self._held.values()])
         self._handle(BatchFailed(batch.pool, batch.replica))
 
     def _place_anew(self) -> None:
         self._is_placing = self._is_placed_anew
         self.lost.set()
+        self._put([*self._held.values()])  # without what is lost, or leaves
 
     def _ended(self, batch: Batch) -> None:
         self._freed(batch)

@@ -89,7 +89,7 @@ class Loaded:
         sizes = sizes_below(plan.batch) if is_whole else ()
         self.devices = plan.devices
         self.plan = plan
-        self.is_lost = False
+        self.is_lost = self.is_leaving = False
         self.n_under_way = 0
         self._engine = RunEngine(
             link, members, model, plan, optimizer=None, seed=0, sizes=sizes, profile=profile

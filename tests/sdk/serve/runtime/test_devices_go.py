@@ -13,6 +13,7 @@ from tests.timeouts import TIMEOUT_S
 import potluck
 from potluck.errors import NotServed, PotluckError
 from potluck.serve.runtime import serving
+from potluck.serve.runtime.device_placement import place_all
 from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.sessions.agent_specs import Spec
@@ -128,6 +129,26 @@ def test_a_device_that_wants_to_leave_is_drained(model, net):
         futures += [service.ask(x) for _ in range(30)]
         assert settled(futures, net, x) == 90
         assert service.stats.n_again == 0
+
+
+@pytest.mark.parametrize("n_devices", [2, 1])
+def test_what_only_a_device_has_that_leaves_is_answered_where_it_goes(
+    model, net, monkeypatch, n_devices
+):
+    monkeypatch.setattr(serving, "place_all", on_the_first)
+    with memory_home(n_devices) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        (first,) = service.devices
+        memory_of(home).leave(first, "the battery is low")
+        x = torch.randn(1, 8)
+        futures = [service.ask(x) for _ in range(20)]
+        assert settled(futures, net, x) == (20 if n_devices > 1 else 0)
+        assert first not in service.devices
+
+
+def on_the_first(wanted, measured, memory, *given):
+    """All services on the first of the devices that stay."""
+    return place_all(wanted, measured, dict(list(memory.items())[:1]), *given)
 
 
 @pytest.mark.long

@@ -31,7 +31,8 @@ class ScriptedDevice:
 
     def __init__(self, name, batch):
         self.devices, self.batch = (name,), batch
-        self.n_under_way, self.is_lost = 0, False
+        self.is_lost = self.is_leaving = False
+        self.n_under_way = 0
 
     def close(self):
         self.is_lost = True

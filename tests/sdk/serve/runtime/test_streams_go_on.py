@@ -15,7 +15,8 @@ class InstantDevice:
 
     def __init__(self, name):
         self.devices, self.batch = (name,), 8
-        self.n_under_way, self.is_lost = 0, False
+        self.is_lost = self.is_leaving = False
+        self.n_under_way = 0
 
     def close(self):
         self.is_lost = True
