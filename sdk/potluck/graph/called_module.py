@@ -1,11 +1,13 @@
 """A user's module, and with its loss one, called with all tensors by place: what is exported."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from potluck.graph.loss.batch_reductions import WrittenOutLosses
+from potluck.graph.loss.decompositions import l1_weight_kept
 from potluck.graph.torch.own_loss import OwnLoss, names_of
 
 
@@ -45,12 +47,17 @@ class ModuleWithLoss(torch.nn.Module):
         tensors
             Inputs and targets in their order.
         """
-        with WrittenOutLosses():
+        with l1_weight_kept(), self._as_devices_have_it():
             if isinstance(self.loss, OwnLoss):
                 names = names_of(self.loss, self._n_inputs, self._keywords)
                 return _one_number(self.loss.of(_called(self.net, tensors, names)))
             answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
             return _one_number(self.loss(answer, *tensors[self._n_inputs :]))
+
+    @staticmethod
+    def _as_devices_have_it() -> AbstractContextManager[Any]:
+        """What is exported has torch's losses written out; what it is compared with has its own."""
+        return WrittenOutLosses() if torch.compiler.is_exporting() else nullcontext()
 
 
 def _one_number(loss: Any) -> Any:
@@ -83,7 +90,8 @@ class ModuleAlone(torch.nn.Module):
         tensors
             Inputs in their order.
         """
-        return _called(self.net, tensors, self._keywords)
+        with l1_weight_kept():
+            return _called(self.net, tensors, self._keywords)
 
 
 def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:

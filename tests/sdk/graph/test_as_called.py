@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.functional import l1_loss
 
 from potluck.errors import ModelError
 from potluck.graph import Model
@@ -70,6 +71,18 @@ def test_they_are_refused_in_a_loss():
         with torch.inference_mode():
             weight = (y - t).abs()
         return ((y - t).square() * weight.clone()).mean()
+
+    with pytest.raises(ModelError, match="other gradients when it is called"):
+        Model.from_torch(nn.Linear(8, 4), X, loss=loss, example_targets=T)
+
+
+def test_they_are_refused_where_torch_itself_loses_an_argument():
+    """It has the weight of an `l1_loss` where that is called, and loses it in every export; only by
+    its name in `torch.nn.functional` is it kept.
+    """
+
+    def loss(y, t):
+        return l1_loss(y, t, weight=t.abs())
 
     with pytest.raises(ModelError, match="other gradients when it is called"):
         Model.from_torch(nn.Linear(8, 4), X, loss=loss, example_targets=T)

@@ -6,11 +6,14 @@ rounding.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn._reduction import legacy_get_string
 
 from potluck.graph.loss.ctc import ctc_loss
 
@@ -29,6 +32,34 @@ def written_out(loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     ):
         return None
     return own(*args, **{name: value for name, value in kwargs.items() if name not in _OTHERWISE})
+
+
+@contextmanager
+def l1_weight_kept() -> Iterator[None]:
+    """While it lasts, `l1_loss` has its weight, which torch (2.13) leaves behind where it hands the
+    call to a mode, as in every export.
+    """
+    torchs = functional.l1_loss
+
+    def l1_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        call = signature(torchs).bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        weight, reduction = given["weight"], given["reduction"]
+        if weight is None:
+            return torchs(*args, **kwargs)
+        if given["size_average"] is not None or given["reduce"] is not None:
+            reduction = legacy_get_string(
+                given["size_average"], given["reduce"], emit_warning=False
+            )
+        each = torchs(given["input"], given["target"], reduction="none") * weight
+        return each.sum() / weight.sum() if reduction == "mean" else _reduced(each, reduction)
+
+    functional.l1_loss = l1_loss
+    try:
+        yield
+    finally:
+        functional.l1_loss = torchs
 
 
 def _reduced(each: torch.Tensor, reduction: str) -> torch.Tensor:

@@ -130,6 +130,7 @@ SUMS = {
     "added to": lambda y, t: (y.index_add(1, PLACES, t[:, :2], alpha=3) - t).square().sum(),
     "filled in": lambda y, t: (y.index_fill(1, PLACES, 0.5) - t).square().sum(),
     "scattered": lambda y, t: (y.scatter_add(1, t.argsort(1), y) - t).square().sum(),
+    "of absolute values, weighted": lambda y, t: nn.functional.l1_loss(y, t, None, None, "sum", t),
     "of gradients": lambda y, t: torch.gradient(y - t, spacing=0.5, dim=1)[0].abs().sum(),
 }
 
@@ -286,6 +287,14 @@ def in_each(y, t):
 MEANS = {
     "mse": (nn.MSELoss(), (_values,)),
     "l1": (nn.L1Loss(), (_values,)),
+    "l1, weighted": (
+        lambda y, t, w: nn.functional.l1_loss(y, t, weight=w),
+        (_values, lambda: _values() + 0.1),
+    ),
+    "l1, weighted, in each": (
+        lambda y, t: nn.functional.l1_loss(y, t, reduction="none", weight=t).mean(),
+        (_values,),
+    ),
     "huber": (nn.HuberLoss(), (_values,)),
     "smooth l1": (nn.SmoothL1Loss(), (_values,)),
     "binary cross-entropy": (lambda y, t: binary_cross_entropy(y.sigmoid(), t), (_marks,)),
