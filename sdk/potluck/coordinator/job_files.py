@@ -211,5 +211,6 @@ def delete_cut(folder: Path) -> None:
     cut = [*folder.glob(f"*{COMING}"), *(path.parent for path in folder.glob(f"*/{JOB}"))]
     for path in cut:
         with suppress(OSError):  # it is another user's, and stays
-            if not any(is_there(path / name) for name in (JOURNAL, *SAVED)):
+            is_cut = not any(is_there(path / name) for name in (JOURNAL, *SAVED))
+            if is_cut and path.is_dir():  # a pipe would be waited for
                 shutil.rmtree(path, ignore_errors=True)

@@ -37,7 +37,8 @@ class JobUpload:
         self.key = key
         self.folder, self._files = folder, _checked(files)
         _check_room(folder.parent, {name: nbytes for name, (nbytes, _) in self._files.items()})
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():  # a pipe would be waited for
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         self._came = {name: (0, hashlib.sha256()) for name in self._files}
 

@@ -301,8 +301,8 @@ def sweep(root: Path | None = None) -> None:
     """
     for directory in (root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*-*"):
         number = directory.name.removeprefix(PREFIX).partition("-")[0]
-        # anybody may make a directory of that name: no number is too large
-        if number.isdecimal() and not identity(int(number)):
+        # anybody may make something of that name: no number is too large, and a pipe is waited for
+        if directory.is_dir() and number.isdecimal() and not identity(int(number)):
             shutil.rmtree(directory, ignore_errors=True)
 
 

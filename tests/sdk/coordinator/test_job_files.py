@@ -16,6 +16,7 @@ from potluck.coordinator.checked_replies import MAX_NOTES
 from potluck.coordinator.fetched_states import FetchedStates
 from potluck.coordinator.job import JOB, JOURNAL, MODEL, ORDER, START, files_of
 from potluck.coordinator.job_files import delete_cut, jobs_in, make_latest
+from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.journal import ENDED, Journal
 from potluck.coordinator.server import VERSION, CoordinatorServer
 from potluck.errors import FileError
@@ -60,6 +61,14 @@ def test_nor_is_one_in_place_of_rows(tmp_path):
     os.mkfifo(tmp_path / "rows-00000.safetensors")
     with pytest.raises(FileError, match="it is no file"):
         BatchStore(tmp_path).batch(0)
+
+
+def test_nor_is_one_in_place_of_a_job_that_comes(tmp_path, case):
+    os.mkfifo(tmp_path / "job.coming")
+    delete_cut(tmp_path)
+    handed_over(tmp_path / "packed", case)
+    with pytest.raises(FileExistsError):
+        JobUpload(tmp_path / "job.coming", files_of(tmp_path / "packed"))
 
 
 @pytest.fixture(scope="module")

@@ -131,5 +131,7 @@ def test_what_a_killed_script_left_is_swept_away_and_nothing_else(tmp_path):
         (directory / "file").write_text("x")
     for odd in ("9" * 200, "0", "-1", "1e9", "\u0663" * 30, str(2**31), str(2**63), ""):
         (tmp_path / f"potluck-lab-{odd}-x").mkdir()  # by anybody who may write there
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / f"potluck-lab-{gone.pid}-pipe")
     sweep(tmp_path)
     assert [directory.exists() for directory in (left, own, other)] == [False, True, True]
