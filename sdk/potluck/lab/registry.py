@@ -47,7 +47,7 @@ def folder() -> Path:
     path = Path(
         os.environ.get("POTLUCK_RUN") or Path(tempfile.gettempdir()) / f"potluck-labs-{user}"
     )
-    if not path.exists():
+    if not os.path.lexists(path):  # anybody may put a link there, also one to nothing
         return path
     status = path.lstat()
     if hasattr(os, "getuid") and (

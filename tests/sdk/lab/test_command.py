@@ -85,6 +85,14 @@ def test_what_the_dead_left_is_removed(run_folder):
     assert [path.name for path in run_folder.glob("*")] == ["tiny.json"]
 
 
+def test_a_link_to_nothing_in_place_of_the_folder_is_refused(run_folder, tmp_path):
+    run_folder.symlink_to(tmp_path / "nothing")
+    with pytest.raises(FileError, match="not this user's own"):
+        registry.add(entry())
+    with pytest.raises(FileError, match="not this user's own"):
+        registry.entries()
+
+
 def test_a_folder_that_others_can_read_is_refused(run_folder):
     run_folder.mkdir(mode=0o755)
     with pytest.raises(FileError, match="not this user's own"):
