@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from potluck.errors import PotluckError, UserError
 from potluck.serve.gateway.middleware import AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, NotFound, read_document
+from potluck.serve.gateway.shown_text import CLEANED, behind, certain
 
 if TYPE_CHECKING:
     from potluck.run.text.writer import Generation
@@ -65,7 +66,6 @@ _NOT_THERE: dict[str, Any] = {
 _READ = {"model", "prompt", "messages", "stream", "stream_options", "stop", "text_input", "id"}
 _READ |= {"parameters", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
 _WORDS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "seed": int}
-_INCOMPLETE = "\ufffd"  # what a tokenizer shows of a character whose tokens have not all come
 
 
 class TextRoutes:
@@ -292,7 +292,10 @@ class Asked:
         except UserError as error:
             argument = str(error.facts.get("argument", "prompt"))
             raise BadRequest(str(error), field=fields.get(argument, argument)) from error
-        self._has_words = service.model.tokenizer is not None
+        tokenizer = service.model.tokenizer
+        self._has_words = tokenizer is not None
+        is_cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+        self._held_back = (*stops, *CLEANED) if is_cleaned else stops
         self._stops, self._is_stopped = stops, False
 
     @property
@@ -323,18 +326,7 @@ class Asked:
             return text[: min(ends)]
         if is_over:
             return text
-        shown = text.rstrip(_INCOMPLETE)
-        held = max((_begun(shown, stop) for stop in self._stops), default=0)
-        return shown[: len(shown) - held]
-
-
-def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of a text may be the begin of a stop.
-
-    >>> _begun("so it en", "end"), _begun("so", "end")
-    (2, 0)
-    """
-    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+        return certain(text, self._held_back)
 
 
 async def _changes(generation: "Generation") -> AsyncIterator[None]:
@@ -367,14 +359,12 @@ async def _parts(asked: Asked) -> AsyncIterator[str]:
     """What is new of a text, as it is written."""
     shown = ""
     async for _ in _changes(asked.generation):
-        text = asked.text()
-        if len(text) > len(shown):
-            yield text[len(shown) :]
-            shown = text
+        if new := behind(shown, asked.text()):
+            yield new
+            shown += new
     asked.generation.check()
-    text = asked.text()
-    if len(text) > len(shown):
-        yield text[len(shown) :]
+    if new := behind(shown, asked.text()):
+        yield new
 
 
 class _TextStream(StreamingResponse):

@@ -65,6 +65,26 @@ class Halves:
         return "".join(chr(256 + 97 * a + b) for a, b in pairs) + "\ufffd" * (len(tokens) % 2)
 
 
+class Cleaned(Words):
+    """A tokenizer that takes spaces away, as those of transformers do."""
+
+    clean_up_tokenization_spaces = True
+    pieces = (" n", "'t", " '", "s", " .", " do", " ", "re")
+
+    def decode(self, tokens):
+        text = "".join(self.pieces[token % 8] for token in tokens)
+        for after in (" .", " ' ", " n't", " 's", " 're"):
+            text = text.replace(after, after.strip(" "))
+        return text
+
+
+class Backwards(Words):
+    """A tokenizer that changes all that it gave."""
+
+    def decode(self, tokens):
+        return super().decode(tokens[::-1])
+
+
 @pytest.fixture(scope="module")
 def lm():
     return language_model()
@@ -183,6 +203,30 @@ def test_no_part_of_a_stop_is_shown_while_a_character_of_it_is_still_to_come(cli
         parts = client.completions.create(**how, stop=stop, stream=True)
         shown = "".join(part.choices[0].text for part in parts)
         assert shown == text[: text.index(stop)], start
+
+
+def test_a_stream_shows_what_the_whole_text_is_where_spaces_are_taken_away(
+    client, home, lm, monkeypatch
+):
+    monkeypatch.setattr(home.texts["chat"].model, "tokenizer", Cleaned())
+    n_cleaned = 0
+    for first in range(24):
+        how = {"prompt": [first, 7], "max_tokens": 12, "temperature": 0}
+        tokens = written(lm, how["prompt"], 12)
+        parts = client.completions.create(model="chat", **how, stream=True)
+        assert "".join(part.choices[0].text for part in parts) == Cleaned().decode(tokens)
+        n_cleaned += Cleaned().decode(tokens) != "".join(Cleaned.pieces[t % 8] for t in tokens)
+    assert n_cleaned > 5
+
+
+def test_a_stream_ends_with_an_error_where_what_was_shown_is_another_text_now(
+    client, home, monkeypatch
+):
+    monkeypatch.setattr(home.texts["chat"].model, "tokenizer", Backwards())
+    how = {"model": "chat", "prompt": [5, 6], "max_tokens": 12, "temperature": 0}
+    with pytest.raises(openai.APIError, match="changed words that were shown"):
+        list(client.completions.create(**how, stream=True))
+    assert client.completions.create(**how).choices[0].text
 
 
 def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
