@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 from potluck.graph.torch.state_names import device_name
 from potluck.run.optimizer_state import has_steps
-from potluck.run.optimizers import CLASSES, AdamW, Optimizer, check_steps
+from potluck.run.optimizers import CLASSES, Adam, AdamW, Optimizer, check_steps
 from potluck.run.weight_update import (
     ParameterGroup,
     Update,
@@ -528,6 +528,12 @@ def groups_of(model: Any, optimizer: Any) -> tuple[ParameterGroup, ...]:
         members = tuple(name for name in pieces_found if name in trained and name not in seen)
         seen.update(members)
         groups.append(ParameterGroup(parameters=members, optimizer=optimizer_of(group, optimizer)))
+    if len({type(group.optimizer) for group in groups}) > 1:
+        raise UserError(
+            "the groups of the optimizer differ in decoupled_weight_decay, and devices take the "
+            "steps of one class.",
+            next_step="Give all groups the same.",
+        )
     if missing := sorted(trained - seen):
         raise UserError(
             f"{missing[0]} is trained by the model, and the optimizer has it not"
@@ -617,8 +623,8 @@ def optimizer_of(group: Mapping[str, Any], optimizer: Any) -> Optimizer:
     for name, only in _ONE_VALUE.items():
         if group.get(name, only) != only:
             raise UserError(f"{name}={group[name]!r} of the optimizer is not supported.")
-    if made.__name__ == "Adam" and group.get("decoupled_weight_decay"):
-        made = AdamW
+    if made in (Adam, AdamW):  # in torch one class, which each group's setting tells apart
+        made = AdamW if group.get("decoupled_weight_decay", made is AdamW) else Adam
     known = {item.name for item in fields(made)}  # type: ignore[arg-type]
     given = {name: _plain(value) for name, value in group.items() if name in known}
     return made(**given)

@@ -209,7 +209,11 @@ def test_a_torch_optimizer_that_does_not_suit_is_refused_by_name(pair):
     moved = optim.SGD(net.parameters(), 0.1, momentum=0.9)
     for parameter in net.parameters():
         moved.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+    coupled, *others = net.parameters()
     refused = {
+        "differ in decoupled_weight_decay": optim.AdamW(
+            [{"params": coupled, "decoupled_weight_decay": False}, {"params": others}]
+        ),
         "dampening=0.5": optim.SGD(net.parameters(), 0.1, momentum=0.9, dampening=0.5),
         "initial_accumulator_value": optim.Adagrad(net.parameters(), initial_accumulator_value=0.1),
         "LBFGS is no optimizer that devices know": optim.LBFGS(net.parameters()),

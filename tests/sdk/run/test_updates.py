@@ -89,6 +89,9 @@ MAKERS = {
     "decoupled": lambda net: optim.Adam(
         net.parameters(), lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True
     ),
+    "coupled": lambda net: optim.AdamW(
+        [{"params": [*net.parameters()], "decoupled_weight_decay": False}], weight_decay=0.1
+    ),
     "nadam": lambda net: optim.NAdam(net.parameters()),
     "radam": lambda net: optim.RAdam(net.parameters()),
     "adamax": lambda net: optim.Adamax(net.parameters()),
