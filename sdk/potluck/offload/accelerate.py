@@ -11,7 +11,7 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import ModelError, UserError
+from potluck.errors import DeviceGone, ModelError, UserError
 from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
 from potluck.offload.accelerated import AcceleratedModel
@@ -203,6 +203,7 @@ class _Acceleration:
             devices=names,
             watts=None if saves_energy else False,  # it takes a while
         ).wait()
+        self._check_measured(profile, names)
         if saves_energy:
             own = next(each for each in profile.devices if each.name == names[0])
             need_power(own, "the fewest joules are asked for")
@@ -221,6 +222,15 @@ class _Acceleration:
             deadline_s=self.deadline_s,
             **self.search,
         )
+
+    def _check_measured(self, profile: Profile, names: tuple[str, ...]) -> None:
+        """A device that is lost meanwhile is left out of a profile, and here none can be."""
+        measured = {device.name for device in profile.devices}
+        for name in names:
+            if name not in measured:
+                raise self.home.devices[name].error or DeviceGone(
+                    "it could not be measured.", device=name, next_step="Try again."
+                )
 
 
 def _home_of(places: Sequence[Any]) -> "Home":

@@ -19,9 +19,11 @@ from potluck.offload.deployment import OffloadDeployment
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.run.device_group import DeviceGroup
 from potluck.sessions.agent_specs import Spec
+from potluck.sessions.events import Send
 from potluck.testing.faults import agents_of, memory_of
 from potluck.testing.internals import link_of
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import Measure, Probe
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -289,3 +291,20 @@ def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
         fast.close()
         late.cancel()
     assert str(fast.failure) == "this accelerated model is closed."
+
+
+@pytest.mark.parametrize("lost", ["local-1", "local-2"])
+@pytest.mark.parametrize("asked", [Measure, Probe])
+def test_a_device_that_is_lost_while_it_is_measured_is_named(lost, asked):
+    net, x = family("vgg")
+
+    def fault(event, actions):
+        if memory_of(home).is_there(lost) and any(
+            isinstance(action, Send) and isinstance(action.message, asked) for action in actions
+        ):
+            memory_of(home).kill(lost)
+
+    with memory_home(3) as home:
+        link_of(home).watch(fault)
+        with pytest.raises(PotluckError, match=lost):
+            potluck.accelerate(net, x, helper=home["local-2"], device=home["local-1"]).wait()
