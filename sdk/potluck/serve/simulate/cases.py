@@ -9,7 +9,7 @@ from random import Random
 
 from potluck.errors import UserError
 from potluck.serve.scheduling.allocate import allocate_all
-from potluck.serve.scheduling.records import Server, ServiceSpec, by_name
+from potluck.serve.scheduling.records import Server, ServiceSpec, by_name, check_count, check_number
 from potluck.serve.simulate import arrivals, epara_services
 from potluck.serve.simulate.arrivals import ArrivalLoad
 from potluck.serve.simulate.engine import Scenario, simulate
@@ -31,6 +31,12 @@ class SweepCase:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_count("SweepCase: n_servers", self.n_servers)
+        check_count("SweepCase: n_processors", self.n_processors)
+        check_number("SweepCase: load", self.load, zero=True)
+        check_number("SweepCase: duration_s", self.duration_s)
+        check_number("SweepCase: cv", self.cv)
+        check_number("SweepCase: interval_s", self.interval_s)
         if self.workload not in epara_services.WORKLOADS:
             raise UserError(
                 f"no workload is called {self.workload!r}.",

@@ -29,7 +29,14 @@ from potluck.serve.scheduling.events import (
 from potluck.serve.scheduling.known_servers import NoView, View
 from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.placement import Demand, Placement
-from potluck.serve.scheduling.records import Allocation, Request, Server, ServiceSpec, by_name
+from potluck.serve.scheduling.records import (
+    Allocation,
+    Request,
+    Server,
+    ServiceSpec,
+    by_name,
+    check_number,
+)
 from potluck.serve.scheduling.replica_pools import pools_by_server
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.outcome import ServingOutcome, Tally
@@ -58,6 +65,12 @@ class Scenario:
     latency_s: float = 0.5e-3
     bytes_per_s: float = 1.25e9  # the testbed's switch: 10 Gbit/s (Table 4)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("Scenario: duration_s", self.duration_s)
+        check_number("Scenario: interval_s", self.interval_s)
+        check_number("Scenario: latency_s", self.latency_s, zero=True)
+        check_number("Scenario: bytes_per_s", self.bytes_per_s)
 
 
 @dataclass(slots=True)

@@ -108,6 +108,26 @@ def test_the_same_case_has_the_same_outcome(workload):
     assert play(case, OURS) == play(case, OURS)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"interval_s": 0},
+        {"interval_s": -1.0},
+        {"load": -1},
+        {"load": float("nan")},
+        {"load": float("inf")},
+        {"n_servers": 0},
+        {"n_servers": 1.5},
+        {"n_processors": 0},
+        {"duration_s": 0},
+        {"cv": 0},
+    ],
+)
+def test_a_case_that_cannot_be_played_is_refused_by_name(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        SweepCase(**wrong)
+
+
 def test_a_workload_that_there_is_not_is_refused_with_those_that_are():
     with pytest.raises(UserError, match="mixed"):
         SweepCase(workload="all")
