@@ -44,7 +44,7 @@ test-long: lint
 
 # On an ARM processor that QEMU plays; by hand, for it fetches some 500 MB into build/arm64.
 test-arm: $(VENV)/installed
-	$(BIN)/python -m tests.arm64
+	$(BIN)/python -m tests.arm64 $(ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check $(CODE)

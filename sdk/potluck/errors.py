@@ -21,6 +21,8 @@ PotluckError
 └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
 """
 
+from typing import Any
+
 from potluck.sanitized_text import harmless
 
 
@@ -48,7 +50,7 @@ class PotluckError(Exception):
         super().__init__("\n".join(map(harmless, text.split("\n"))))
         self.device = device
         self.next_step = next_step
-        self.facts = facts
+        self.facts: dict[str, Any] = facts
 
 
 class StopTraining(Exception):

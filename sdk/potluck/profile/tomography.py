@@ -45,6 +45,7 @@ ALONE = 1.5  # rarer still: an air with one node
 FAR = 25.0  # one that is worse by so much is not looked at again
 HOPELESS = 60.0  # a start that is worse by so much leads to nothing simpler that explains all
 TWICE = 1.5  # rates so far apart may be those of crossing an air twice, and once
+SMALL = 6  # so few devices are soon looked at from everywhere
 WORTH = 0.5  # squared standard deviations by which trees must disagree about a probe
 
 
@@ -136,11 +137,16 @@ class Tomography:
         self._ranked: list[TreeFit] = []
         self._ruled_out: set[Site] = set()
         self._is_fresh = False  # the ranked trees are those around the best by all observations
+        self._is_sure = False  # and they were looked for from every start
 
     @property
     def best(self) -> TreeFit:
         """The tree that explains all observations so far."""
-        self._refresh()
+        if not self._is_sure:
+            self._is_fresh = False
+            self._ruled_out = set()  # when less was known
+            self._refresh(from_all=True)
+            self._is_sure = True
         return self._ranked[0]
 
     def fitted(self, tree: Site) -> TreeFit:
@@ -156,7 +162,7 @@ class Tomography:
     def add(self, observation: Observation) -> None:
         """Take in one more measurement."""
         self.observations.append(observation)
-        self._is_fresh = False
+        self._is_fresh = self._is_sure = False
         if self._ranked:
             search = self._search(self._ruled_out)
             again = [search.fit(fit.tree, fit.rates, steps=1) for fit in self._ranked]
@@ -172,22 +178,27 @@ class Tomography:
             self._refresh()
         return self._telling() or (self._refresh() and self._telling()) or None
 
-    def _refresh(self) -> bool:
-        """Look for better trees than those ranked; whether that was not done before."""
+    def _refresh(self, *, from_all: bool = False) -> bool:
+        """Look for better trees than those ranked; whether that was not done before.
+
+        From all starts, in homes that are not small but for hopeless ones; else, where the best
+        tree explains what was seen, from that.
+        """
         if self._is_fresh:
             return False
         search = self._search(self._ruled_out)
         found = list(self._ranked)
         starts = self._ranked[:1]
         trees = list(_several_airs(self.names, self.observations))
-        if not starts or not search.explains(starts[0]):
+        if from_all or not starts or not search.explains(starts[0]):
             trees += [ports(self.names), Site((Block(AIR, self.names),))]
             trees += _split_sites(self.names, self.observations)
             trees += [likely_tree(self.names, self._hints)] if self._hints else []
         starts += [search.fit(tree) for tree in trees]
         for start in sorted(starts, key=lambda it: it.score):
             best = min(found, key=lambda it: it.score, default=start)
-            if search.explains(best) and start.score > best.score + HOPELESS:
+            is_hopeless = search.explains(best) and start.score > best.score + HOPELESS
+            if is_hopeless and not (from_all and len(self.names) <= SMALL):
                 break
             best, near = search.descend(start)
             found += [best, *near]
