@@ -124,7 +124,8 @@ def _tried(
             for _ in range(int(settings["requests"])):
                 run(images)
         else:
-            run(images.repeat(int(settings["requests"]) + case.at_once, 1, 1, 1))
+            # the middle of a stream counts, without what fills it and drains it
+            run(images.repeat(2 * int(settings["requests"]) + case.at_once, 1, 1, 1))
         return run.compare()
     finally:
         run.close()

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
 from potluck.graph.values import check_values
+from potluck.records import Inference, Plan
 from potluck.run.device_group import outputs_of
 from potluck.run.in_flight import CachesGone, NoProgram
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
 from potluck.sessions.events import ExecutionResult
+from potluck.simulate.direct_simulation import in_flight
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.run.engine import RunEngine
     from potluck.run.in_flight import RunRequest
 
-REQUESTS_IN_FLIGHT = 4
+REQUESTS_IN_FLIGHT = 4  # of a plan that was not made for a stream
 MOST_SIZES = 8  # of requests whose rows are compared: each has a program on every device
 
 
@@ -50,7 +52,7 @@ def answers(
     waiting: deque[RunRequest] = deque()
     start = n_lost = 0
     while start < rows or waiting:
-        if start < rows and len(waiting) < REQUESTS_IN_FLIGHT:
+        if start < rows and len(waiting) < requests_at_once(engine.compiled_plan.plan):
             waiting.append(_requested(engine, given, start, rows))
             start += waiting[-1].wanted
             continue
@@ -64,6 +66,20 @@ def answers(
         outputs = outputs_of(execution, request.compiled, request.types)
         engine.kept.append((execution, request.compiled))
         yield {name: first_rows(t, request.wanted, request.batch) for name, t in outputs.items()}
+
+
+def requests_at_once(plan: Plan) -> int:
+    """Requests that are under way at once: as many as its pace and memory were judged with, of a
+    plan for a stream.
+
+    Parameters
+    ----------
+    plan
+        For inference.
+    """
+    workload = None if plan.problem is None else plan.problem.workload
+    is_stream = isinstance(workload, Inference) and workload.streaming
+    return in_flight(plan) if is_stream else REQUESTS_IN_FLIGHT
 
 
 def answer_once(

@@ -1,7 +1,7 @@
 """Stretches of time, from start to stop in seconds: of steps, of requests, of work."""
 
 from collections.abc import Iterable, Sequence
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 
 from potluck.records import Trace
 
@@ -36,19 +36,20 @@ def middle_s(ends_s: Sequence[float], in_flight: int) -> float:
 
 
 def pace_s(trace: Trace) -> float:
-    """Seconds per step: the median. Of many requests that overlap, from answer to answer in the
-    mean, as several may be answered together (`middle_s`).
+    """Seconds per step: the median. Of many requests that overlap, the slope of the line through
+    the ends of those in the middle, as several may be answered together.
 
     Parameters
     ----------
     trace
         Of one step at least.
     """
-    spans = trace.spans
-    at_once = 1 if trace.trains else most_at_once(spans)
-    if 1 < at_once < len(spans) / 2:
-        return middle_s([stop_s for _, stop_s in spans], at_once)
-    return median(trace.step_s)
+    ends_s = sorted(stop_s for _, stop_s in trace.spans)
+    at_once = 1 if trace.trains else most_at_once(trace.spans)
+    if not 1 < at_once < len(ends_s) / 2:
+        return median(trace.step_s)
+    middle = ends_s[at_once - 1 : len(ends_s) - at_once]
+    return linear_regression(range(len(middle)), middle).slope
 
 
 def usual_s(step_s: Sequence[float], *, trains: bool) -> float:

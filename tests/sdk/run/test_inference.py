@@ -1,12 +1,16 @@
 """Inference over real agents equals the unsplit model, for any number of rows."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+from tests.sdk.planning.homes import random_home
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import RequestFailed
+from potluck.records import Inference, Plan, Stage
+from potluck.run.requests import requests_at_once
 from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
@@ -80,3 +84,15 @@ def test_a_request_that_fails_ends_alone_and_the_others_are_answered(home, order
         assert all(pool.map(ask, range(24)))
     assert engine_of(run).failed is None
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [(Inference(batch=4), 4), (Inference(batch=4, streaming=True), 6), (None, 4)],
+)
+def test_of_a_stream_as_many_requests_are_under_way_as_its_plan_was_judged_with(workload, expected):
+    """Its pace and memory were: two a stage. What was not made for a stream has four."""
+    stages = [Stage(start=i, stop=i + 1, devices=(f"d{i}",), shares=(4,)) for i in range(3)]
+    plan = Plan(planner="test", model="chain", stages=tuple(stages), micro_batch=4, training=False)
+    problem = None if workload is None else random_home(1, workload)
+    assert requests_at_once(replace(plan, problem=problem)) == expected
