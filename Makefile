@@ -42,7 +42,8 @@ short-tests: $(VENV)/installed
 test-long: lint
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 -o faulthandler_timeout=4000 $(ARGS)
 
-# On an ARM processor that QEMU plays; by hand, for it fetches some 500 MB into build/arm64.
+# On an ARM processor that QEMU plays; by hand, for it fetches some 500 MB into build/arm64, and
+# with ARGS=--torch 4 GB more.
 test-arm: $(VENV)/installed
 	$(BIN)/python -m tests.arm64 $(ARGS)
 

@@ -105,11 +105,11 @@ def cases() -> Iterator[LabCase]:
         stages=((fast,), (old,), (jetson,)),
         at_once=4,
     )
-    towers = (("a",), ("b",), ("c",))
+    chain = (("a",), ("b",), ("c",))
     for name, stages, at_once in (
-        ("train", towers, 0),
+        ("train", chain, 0),
         ("train, as planned", (), 0),
-        ("requests", towers, 1),
+        ("requests", chain, 1),
     ):
         yield LabCase(
             name=f"congested branched {name}",
@@ -119,7 +119,6 @@ def cases() -> Iterator[LabCase]:
             cuts=TOWERS,
             at_once=at_once,
         )
-    chain = (("a",), ("b",), ("c",))
     for name, stages, schedule, at_once in (
         ("train, pipeline of 3", chain, "1f1b", 0),
         ("train, fill-drain", chain, "fill-drain", 0),

@@ -44,11 +44,11 @@ def pace_s(trace: Trace) -> float:
     trace
         Of one step at least.
     """
-    ends_s = sorted(stop_s for _, stop_s in trace.spans)
-    at_once = 1 if trace.trains else most_at_once(trace.spans)
-    if not 1 < at_once < len(ends_s) / 2:
+    spans = trace.spans
+    at_once = 1 if trace.trains else most_at_once(spans)
+    if not 1 < at_once < len(spans) / 2:
         return median(trace.step_s)
-    middle = ends_s[at_once - 1 : len(ends_s) - at_once]
+    middle = sorted(stop_s for _, stop_s in spans)[at_once - 1 : len(spans) - at_once]
     return linear_regression(range(len(middle)), middle).slope
 
 
