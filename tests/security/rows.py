@@ -355,13 +355,15 @@ ROWS: dict[str, Row] = {
     ),
     "S13": Row(
         "a worker that was taken over turns on its agent, or makes noise instead of answering",
-        "on Linux it changes no file, sends no signal but to itself, touches no other process and "
-        "has no children and no sockets, also where root runs it; with Landlock it reads nothing "
+        "on Linux it changes no file, sends no signal but to itself, touches no other process, "
+        "has no children and no sockets and takes no more memory than its limit, also where root runs it; with Landlock it reads nothing "
         "of people and services; only answers that are due count",
         tests_of(
             "agent/worker/test_files_of_others:test_what_the_bounds_say_holds "
             "test_without_a_filter_the_bounds_say_so",
+            "agent/worker/test_sandbox:test_files_memory_and_network_are_out_of_reach",
             "agent/worker/test_seccomp:test_the_filter_refuses "
+            "test_an_accelerator_is_mapped_and_told_what_its_driver_wants "
             "test_a_worker_that_was_taken_over_cannot_touch_its_agent "
             "test_every_thread_of_a_worker_at_work_is_filtered",
             "agent/core/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "

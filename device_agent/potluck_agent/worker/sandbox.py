@@ -22,6 +22,9 @@ from potluck_agent.worker import landlock, seccomp
 # On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and
 # onnxruntime, which is loaded when it is first needed (25 MiB).
 OWN_BYTES = 64 << 20
+# Of addresses, more than there is memory for them: libraries that are loaded later, and stacks of
+# threads. To read where nothing was written takes the system's tables alone, 2 MiB for each GiB.
+ADDRESSES_BYTES = 16 << 30
 # A tensor of more than such a part of the memory is given back at once. Fetched anew, page by
 # page, it is slower: where there is much memory, the bound is that of `launch.MALLOC`.
 HEAP_PARTS = 64
@@ -133,8 +136,12 @@ def confine(
     data_bytes = private_bytes()
     if data_bytes is not None:  # its agent may lower and raise that from outside
         limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
+        if not any(uses):  # a driver reserves addresses for all memory that there is
+            reserved_bytes = _told_bytes("VmSize") or 0
+            limit(resource.RLIMIT_AS, reserved_bytes + memory_bytes + ADDRESSES_BYTES)
         _keep_little(memory_bytes)
-    bounds = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
+    refused = seccomp.refuse(os.getpid(), opens_devices=opens_devices, has_driver=any(uses))
+    bounds = {"signals": refused}
     is_filtered = bounds["signals"] == seccomp.IN_FORCE
     bounds["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
     if is_filtered and opens_devices:
@@ -182,11 +189,18 @@ def _can_fork() -> bool:
 
 def private_bytes() -> int | None:
     """Private writable memory of this process, as RLIMIT_DATA counts it."""
+    return _told_bytes("VmData")
+
+
+def _told_bytes(what: str) -> int | None:
+    """What Linux tells of this process's memory; None elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), None
+    )
 
 
 def _die_with(fd: int) -> None:

@@ -36,19 +36,20 @@ FILES = _names(
 )
 # What only root may do, and a worker that is run by root must not.
 SYSTEM = _names(
-    """mount umount2 pivot_root chroot unshare setns open_tree move_mount fsopen fsconfig fsmount
-    fspick mount_setattr swapon swapoff reboot kexec_load kexec_file_load init_module finit_module
-    delete_module acct quotactl sethostname setdomainname settimeofday clock_settime adjtimex
-    clock_adjtime syslog bpf perf_event_open userfaultfd iopl ioperm add_key request_key keyctl"""
+    """mount umount2 pivot_root chroot unshare setns open_tree open_tree_attr move_mount fsopen
+    fsconfig fsmount fspick mount_setattr swapon swapoff reboot kexec_load kexec_file_load
+    init_module finit_module delete_module acct quotactl quotactl_fd sethostname setdomainname
+    settimeofday clock_settime adjtimex clock_adjtime syslog bpf perf_event_open userfaultfd
+    iopl ioperm add_key request_key keyctl"""
 )
 # Other processes: their memory, their signals, their place on the processor, what they share by a
 # name or number and who uses which file; children, programs and sockets of its own.
 PROCESSES = _names(
     """ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd
-    pidfd_send_signal migrate_pages move_pages kcmp setpriority ioprio_set setsid setpgid fork vfork
-    execve execveat socket sched_setparam sched_setscheduler sched_setattr shmget shmat shmctl
-    semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_add_watch
-    fanotify_init setrlimit"""
+    pidfd_send_signal migrate_pages move_pages kcmp setpriority ioprio_set setsid setpgid fork
+    vfork execve execveat socket socketpair sched_setparam sched_setscheduler sched_setattr
+    shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open
+    mq_unlink io_setup inotify_add_watch fanotify_init setrlimit"""
 )
 REFUSED = FILES + SYSTEM + PROCESSES
 # Told that they are not there, so that callers ask a call whose arguments can be looked at.
@@ -69,6 +70,12 @@ VALUES = {
 # call -> (which argument, bits of which none may be set)
 BITS = {"open": (1, 0x243), "openat": (2, 0x243)}  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 _TO_WRITE = 0x3  # O_WRONLY, O_RDWR
+# Memory that no limit counts: shared, and a stack's, which grows by itself. Drivers share theirs.
+MAPS, _GROWS, _SHARED = "mmap", 0x100, 0x1
+_MAP_FLAGS = 3  # which argument
+# All that a descriptor is told or asked: what waits in it, whether it is a terminal, blocks, or is
+# handed on. By others a file is changed that was opened to be read. Drivers have their own.
+IOCTLS = (0x541B, 0x5411, 0x5401, 0x5413, 0x5421, 0x5450, 0x5451)
 _CLONE_THREAD = 0x10000
 
 _LOAD = 0x20
@@ -91,11 +98,11 @@ _KEEP_SPEED = 4
 Step = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
-def refuse(pid: int, *, opens_devices: bool = False) -> str:
+def refuse(pid: int, *, opens_devices: bool = False, has_driver: bool = False) -> str:
     """Have the kernel refuse all that, to this process of number `pid`; says what is in force.
 
     `opens_devices`: it may open files for writing, as far as `landlock` lets it, which are those of
-    an accelerator.
+    an accelerator. `has_driver`: that one's driver may share memory, and tell its files anything.
     """
     if not sys.platform.startswith("linux"):
         return ABSENT
@@ -104,7 +111,9 @@ def refuse(pid: int, *, opens_devices: bool = False) -> str:
         return (
             f"not refused: no filter for a processor of the kind {platform.machine() or 'unknown'}"
         )
-    steps = [struct.pack("=HBBI", *step) for step in program(machine, pid, opens_devices)]
+    steps = [
+        struct.pack("=HBBI", *step) for step in program(machine, pid, opens_devices, has_driver)
+    ]
     code = ctypes.create_string_buffer(b"".join(steps))
     handed = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -117,7 +126,9 @@ def refuse(pid: int, *, opens_devices: bool = False) -> str:
     )
 
 
-def program(machine: CpuArchitecture, pid: int, opens_devices: bool = False) -> list[Step]:
+def program(
+    machine: CpuArchitecture, pid: int, opens_devices: bool = False, has_driver: bool = False
+) -> list[Step]:
     """The filter, as the kernel runs it before every call: the first rule for its number
     decides.
     """
@@ -147,11 +158,17 @@ def program(machine: CpuArchitecture, pid: int, opens_devices: bool = False) -> 
                 look = (_LOAD, 0, 0, _ARGUMENTS + 8 * SETS[name] + half)
                 own += [look, *_unless_equal((0,), _EPERM)]
         steps += _rule(numbers[name], [*own, (_RETURN, 0, 0, _ALLOW)])
-    for name, (index, bits) in BITS.items():
+    ways_in = {name: (at, bits & ~_TO_WRITE) for name, (at, bits) in BITS.items()}
+    refused = (ways_in if opens_devices else BITS) | {
+        MAPS: (_MAP_FLAGS, _GROWS if has_driver else _GROWS | _SHARED)
+    }
+    for name, (index, bits) in refused.items():
         if name in numbers:
-            refused = bits & ~_TO_WRITE if opens_devices else bits
-            ways = [_argument(index), (_ANY_BIT, 0, 1, refused), (_RETURN, 0, 0, _EPERM)]
+            ways = [_argument(index), (_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _EPERM)]
             steps += _rule(numbers[name], [*ways, (_RETURN, 0, 0, _ALLOW)])
+    if not has_driver:
+        ways = [_argument(1), *_unless_equal(IOCTLS, _EPERM), (_RETURN, 0, 0, _ALLOW)]
+        steps += _rule(numbers["ioctl"], ways)
     for name, (index, values) in VALUES.items():
         steps += _rule(
             numbers[name],

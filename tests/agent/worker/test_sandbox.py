@@ -195,7 +195,7 @@ def _target(path):
 # Run in a process of its own, as the worker does: isolate, then confine, then try what must not be
 # possible.
 TRIALS = """
-import os, resource, socket, sys
+import mmap, os, resource, socket, sys
 sys.path.insert(0, sys.argv[1])
 from potluck_agent.worker import sandbox
 ours, theirs = socket.socketpair()
@@ -216,6 +216,8 @@ def write():
 tried("write", write)
 tried("relative", lambda: open("file", "w"))
 tried("memory", lambda: bytearray(200 << 20))
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # only read: only the system's tables take memory
+tried("addresses", lambda: mmap.mmap(-1, 1 << 40, private, mmap.PROT_READ))
 tried("connect", lambda: socket.create_connection(listener.getsockname(), 5))
 print(resource.getrlimit(resource.RLIMIT_FSIZE), file=sys.stderr)
 print(os.readlink("/proc/self/ns/net") != network, file=sys.stderr)
@@ -235,12 +237,13 @@ def test_files_memory_and_network_are_out_of_reach(tmp_path):
     assert tried[0] in ("write PermissionError", "write OSError")
     assert tried[1] in ("relative PermissionError", "relative FileNotFoundError")
     assert tried[2] == "memory MemoryError"
+    assert tried[3] == "addresses OSError"
     assert most_bytes == "(0, 0)"  # where no filter refuses to open
     assert is_apart == str(network == "cut off")
     if network != "cut off":
         pytest.skip(network)
-    assert tried[3].startswith("connect ")
-    assert tried[3] != "connect worked"
+    assert tried[4].startswith("connect ")
+    assert tried[4] != "connect worked"
 
 
 # Large values among small ones that stay: of what the large ones leave, how much counts as taken?

@@ -27,7 +27,11 @@ F_GETFL = 3
 F_SETOWN = 8
 F_SETSIG = 10
 F_SETOWN_EX = 15
-FIONREAD = 0x541B
+FIONREAD, TCGETS = 0x541B, 0x5401
+FS_IOC_SETFLAGS = 0x40086602
+MAP_SHARED, MAP_PRIVATE = 0x1, 0x2
+MAP_ANONYMOUS, MAP_GROWSDOWN = 0x20, 0x100
+PROT_ALL = 7
 FIOSETOWN = 0x8901
 SIOCSPGRP = 0x8902
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -78,6 +82,11 @@ REFUSED = {
     "by another call": ("ioctl", 3, FIOSETOWN, 0),
     "by a third": ("ioctl", 3, SIOCSPGRP, 0),
     "it outlives its agent": ("prctl", PR_SET_PDEATHSIG, 0),
+    "memory that others may share": ("mmap", 0, 4096, PROT_ALL, MAP_SHARED | MAP_ANONYMOUS),
+    "a file that it shares": ("mmap", 0, 4096, PROT_ALL, MAP_SHARED),
+    "memory that grows by itself": ("mmap", 0, 4096, PROT_ALL, MAP_GROWSDOWN | MAP_PRIVATE),
+    "attributes of a file": ("ioctl", 3, FS_IOC_SETFLAGS, 0),
+    "whatever else a file is told": ("ioctl", 3, 0x1234, 0),
 }
 PERMITTED = {
     **{f"{name} of itself": (name, OWN, KILL) for name in seccomp.TO_ITSELF},
@@ -87,6 +96,9 @@ PERMITTED = {
     "flags of a socket": ("fcntl", 3, F_GETFL),
     "what waits in it": ("ioctl", 3, FIONREAD),
     "the name of a thread": ("prctl", PR_SET_NAME, 0),
+    "memory of its own": ("mmap", 0, 4096, PROT_ALL, MAP_PRIVATE | MAP_ANONYMOUS),
+    "a library": ("mmap", 0, 4096, PROT_ALL, MAP_PRIVATE),
+    "whether it is a terminal": ("ioctl", 3, TCGETS, 0),
 }
 
 
@@ -134,6 +146,21 @@ def test_files_are_opened_for_writing_only_for_an_accelerator_and_never_made(mac
         assert found == expected
 
 
+WITH_DEVICES = {
+    "memory of the device": (("mmap", 0, 4096, PROT_ALL, MAP_SHARED), ALLOWED),
+    "memory that grows by itself": (("mmap", 0, 4096, PROT_ALL, MAP_GROWSDOWN), EPERM),
+    "what the device is told": (("ioctl", 3, 0x1234, 0), ALLOWED),
+    "who gets its signals": (("ioctl", 3, FIOSETOWN, 0), EPERM),
+}
+
+
+@pytest.mark.parametrize("way", WITH_DEVICES.values(), ids=WITH_DEVICES)
+def test_an_accelerator_is_mapped_and_told_what_its_driver_wants(machine, way):
+    (name, *arguments), expected = way
+    steps = seccomp.program(machine, OWN, has_driver=True)
+    assert answer(steps, machine.audit, machine.numbers[name], *arguments) == expected
+
+
 def test_every_other_call_is_permitted_and_every_other_convention_is_not(machine):
     steps, known = seccomp.program(machine, OWN), set(machine.numbers.values())
     others = [number for number in range(500) if number not in known]
@@ -156,7 +183,7 @@ def test_where_there_is_no_filter_the_worker_says_so(monkeypatch):
 # Run in a process of its own, as the worker does: isolate, then confine, then try what must not be
 # possible.
 TRIALS = """
-import ctypes, fcntl, os, resource, signal, socket, subprocess, sys, threading
+import ctypes, fcntl, mmap, os, resource, signal, socket, subprocess, sys, threading
 sys.path.insert(0, sys.argv[1])
 from potluck_agent.worker import sandbox
 agent, (ours, theirs) = int(sys.argv[2]), socket.socketpair()
@@ -192,6 +219,10 @@ WAYS = {
     "outlive": lambda: call("prctl", 1, 0, 0, 0, 0),
     "child": lambda: os.fork() or os._exit(0),
     "program": lambda: subprocess.run(["/bin/true"]),
+    "datagrams to anybody": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+    "shared memory": lambda: mmap.mmap(-1, 1 << 20),
+    "growing memory": lambda: mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100),
+    "attributes": lambda: fcntl.ioctl(theirs, 0x40086602, bytes(8)),
     "from a thread": lambda: (_ for _ in ()).throw(*early[1]),
 }
 for name, way in WAYS.items():
@@ -215,12 +246,12 @@ def test_a_worker_that_was_taken_over_cannot_touch_its_agent():
     try:
         line = [sys.executable, "-c", TRIALS, SOURCE, str(agent.pid)]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
-        bounds, *tried = done.stderr.splitlines()[:15]
+        bounds, *tried = done.stderr.splitlines()[:19]
         if bounds.startswith("not refused"):
             pytest.skip(bounds)
         assert bounds == "refused, but to itself|none started"
         assert {line.rpartition(" ")[2] for line in tried} == {"1"}, tried
-        assert len(tried) == 14
+        assert len(tried) == 18
         assert done.returncode == -6, done.stderr  # it can end itself: a crash stays one
         assert agent.poll() is None
         assert psutil.Process(agent.pid).status() != psutil.STATUS_STOPPED
