@@ -10,11 +10,15 @@ from potluck_agent.core.events import FromWorker, WorkerDied
 from potluck_agent.net.poller import READ, WRITE, Poller
 from potluck_agent.net.stall_detector import STILL_S, StallDetector
 from potluck_agent.worker.launch import ENDING_S, SOON_S
-from potluck_wire.errors import WireError
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import MAX_BEHIND_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import FailureCause, Forget, Message
 
 # An order that changes nothing: a worker that waits for room reads it, one that hangs does not.
 NOTHING = Forget(prefix="nothing")
+# More waits for no worker that reads: one that was taken over may answer what it has not read, and
+# is told the next all the same.
+MOST_UNSENT_BYTES = MAX_BEHIND_BYTES + MAX_MESSAGE_BYTES
 
 
 class WorkerSupervisor:
@@ -138,6 +142,9 @@ class WorkerSupervisor:
         reason: tuple[str, str] | None = None
         try:
             messages = worker.receive()
+            if messages and worker.unsent_bytes > MOST_UNSENT_BYTES:
+                messages = []
+                raise WireError(WireCode.STATE, "it answers and does not read")
         except WireError as error:
             reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
         for message, buffers in messages:

@@ -96,6 +96,11 @@ class WorkerLink:
         return bool(self._unsent) and not self.closed
 
     @property
+    def unsent_bytes(self) -> int:
+        """How much waits for room in the pipe."""
+        return len(self._unsent)
+
+    @property
     def has_unread(self) -> bool:
         """Whether it was sent what it has not read yet; Linux knows it."""
         if sys.platform != "linux" or self.closed:

@@ -71,8 +71,8 @@ VALUES = {
 BITS = {"open": (1, 0x243), "openat": (2, 0x243)}  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 _TO_WRITE = 0x3  # O_WRONLY, O_RDWR
 # Memory that no limit counts: shared, and a stack's, which grows by itself. Drivers share theirs.
-MAPS, _GROWS, _SHARED = "mmap", 0x100, 0x1
-_MAP_FLAGS = 3  # which argument
+_GROWS, _SHARED = 0x100, 0x1  # MAP_GROWSDOWN, MAP_SHARED
+_MAP_FLAGS = 3  # which argument of `mmap`
 # All that a descriptor is told or asked: what waits in it, whether it is a terminal, blocks, or is
 # handed on. By others a file is changed that was opened to be read. Drivers have their own.
 IOCTLS = (0x541B, 0x5411, 0x5401, 0x5413, 0x5421, 0x5450, 0x5451)
@@ -160,7 +160,7 @@ def program(
         steps += _rule(numbers[name], [*own, (_RETURN, 0, 0, _ALLOW)])
     ways_in = {name: (at, bits & ~_TO_WRITE) for name, (at, bits) in BITS.items()}
     refused = (ways_in if opens_devices else BITS) | {
-        MAPS: (_MAP_FLAGS, _GROWS if has_driver else _GROWS | _SHARED)
+        "mmap": (_MAP_FLAGS, _GROWS if has_driver else _GROWS | _SHARED)
     }
     for name, (index, bits) in refused.items():
         if name in numbers:

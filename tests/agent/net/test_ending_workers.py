@@ -11,12 +11,14 @@ import pytest
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.core.events import WorkerDied
+from potluck_agent.net import worker_supervisor
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.worker_pool import MOST_WAIT_S, WorkerPool
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.launch import ENDING_S, SOON_S, WorkerLink
-from potluck_wire.messages import FailureCause
+from potluck_wire.messages import FailureCause, LoadSegment, SegmentLoaded
+from potluck_wire.stream import pack
 
 NOBODY = 2**30  # no process has this number
 
@@ -72,6 +74,24 @@ def test_one_that_ends_some_moments_after_its_pipe_tells_its_own_reason(supervis
     (died,) = supervisor.hung(1.0, is_working=True)
     assert isinstance(died, WorkerDied)
     assert "SIGTERM" in died.text
+
+
+def test_one_that_answers_and_never_reads_is_ended_before_much_waits_for_it(
+    supervised, monkeypatch
+):
+    """It was taken over: what it is told would wait in the agent's memory without an end."""
+    monkeypatch.setattr(worker_supervisor, "MOST_UNSENT_BYTES", 4 << 20)
+    supervisor, process, theirs = supervised("import time; time.sleep(600)")
+    for n_orders in range(9):
+        supervisor.hold(LoadSegment(slot="r/0/s"), (bytes(1 << 20),))
+        supervisor.supply()
+        theirs.sendall(pack(SegmentLoaded(slot="r/0/s")))
+        *_, last = supervisor.news(float(n_orders))
+        if isinstance(last, WorkerDied):
+            break
+    assert (last.cause, n_orders) == (FailureCause.CRASHED, 4)
+    assert "answers and does not read" in last.text
+    assert process.wait(TIMEOUT_S) < 0
 
 
 class SlowEnd:
