@@ -517,6 +517,6 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
             followers[(step + 1) * size - 1] = []
         resources = [idle, *resources, idle] * n_steps
     graph.resource, graph.priority = resources, priority
-    graph.n_waits, graph.followers = n_waits, followers
+    graph.n_waits, graph.followers = n_waits, [*map(tuple, followers)]
     graph.work, graph.route = [0.0] * len(resources), [COMPUTE] * len(resources)
     return _Graph(layout, graph, first)

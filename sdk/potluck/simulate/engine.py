@@ -54,7 +54,8 @@ class TaskGraph:
     priority: list[int] = field(default_factory=list)
     route: list[int] = field(default_factory=list)
     n_waits: list[int] = field(default_factory=list)
-    followers: list[list[int]] = field(default_factory=list)
+    # tuples of numbers, which Python's collector of cycles passes by: searches keep many graphs
+    followers: list[tuple[int, ...]] = field(default_factory=list)
     rates: dict[Hashable, dict[int, float]] = field(default_factory=dict)  # kept by `Flows`
 
     def on_same_paths(self) -> "TaskGraph":
@@ -109,7 +110,7 @@ class TaskGraph:
         self.work.append(work)
         self.priority.append(priority)
         self.route.append(route)
-        self.followers.append([])
+        self.followers.append(())
         self.n_waits.append(0)
         for before in after:
             self.wait(task, before)
@@ -117,7 +118,7 @@ class TaskGraph:
 
     def wait(self, task: int, before: int) -> None:
         """`task` starts only when `before` is done."""
-        self.followers[before].append(task)
+        self.followers[before] += (task,)
         self.n_waits[task] += 1
 
 

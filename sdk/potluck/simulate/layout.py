@@ -103,7 +103,8 @@ class StepLayout:
     item: list[int] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
     waits: list[tuple[int, ...]] = field(default_factory=list)
-    values: list[LaidOutValue] = field(default_factory=list)
+    # as `LaidOutValue`, in plain tuples: Python's collector of cycles passes those by
+    values: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)
     # (item, run, backward or its first part or -1 for none, its second part or -1)
     kept: list[tuple[int, int, int, int]] = field(default_factory=list)
 
@@ -121,7 +122,7 @@ def lay_out(shape: Shape) -> StepLayout:
     spec = _spec(shape)
     sink = _Tasks(shape, spec)
     walk(spec, sink)
-    return sink.tasks.layout
+    return sink.tasks.laid_out()
 
 
 def _spec(shape: Shape) -> StepSpec[LayoutTensor]:
@@ -170,6 +171,13 @@ class _TaskBuilder:
         self.layout = layout
         self._numbers: dict[TaskSpec, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
+        self._values: list[LaidOutValue] = []
+
+    def laid_out(self) -> StepLayout:
+        """All that was collected."""
+        values = [(slot, item, made, tuple(uses)) for slot, item, made, uses in self._values]
+        self.layout.values = values
+        return self.layout
 
     def number(self, item: TaskSpec) -> int:
         """The place of an item in the layout."""
@@ -210,7 +218,7 @@ class _TaskBuilder:
 
     def _kept(self, slot: int, number: int, made: int) -> LaidOutValue:
         value = LaidOutValue(slot, number, made, [])
-        self.layout.values.append(value)
+        self._values.append(value)
         return value
 
 

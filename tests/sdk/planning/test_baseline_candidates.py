@@ -119,6 +119,18 @@ def test_dora_s_best_plan_is_found_below_any_limit_that_it_holds(seed):
     assert found[0].latency_s == pytest.approx(least_s)
 
 
+@pytest.mark.parametrize("workload", ["training", "streaming", "single"])
+@pytest.mark.parametrize("name", ["gpipe", "pipedream", "hetpipe", "alpa"])
+def test_below_a_limit_cheap_planners_find_what_they_find_without_one(name, workload):
+    problem = many("mixed", "switch", workload, n=6)
+    everything = in_time(BASELINES[name], problem, WorkBudget(), lambda: False)
+    limit_s = everything[len(everything) // 3].latency_s * (1 + 1e-9)
+    found = in_time(BASELINES[name], problem, WorkBudget(), lambda: False, limit_s)
+    wanted = {plan.stages for plan in everything if plan.latency_s < limit_s}
+    assert wanted
+    assert wanted <= {plan.stages for plan in found}
+
+
 @pytest.mark.parametrize("home", HOMES)
 def test_regrouped_plans_can_be_carried_out_and_join_cut_and_move(home):
     problem = many(*home)

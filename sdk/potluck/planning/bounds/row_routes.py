@@ -13,8 +13,10 @@ one. a = 1 gives the longest way, w alone the work. Prices are bettered step by 
 also for plans that come back to a device. A step looks at kinds x numbers of rows x layers.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp
 
 from potluck.planning.bounds.floors import Floors, Rows
@@ -54,13 +56,14 @@ def routes_s(table: cost.CostTable) -> float:
     """
     floors = Floors(table, table.problem.workload.batch)
     rates = [floors.rates(kind) for kind in range(len(floors.kinds))]
+    offers = [_offers(*rows) for rows in zip(floors.both, rates, strict=True)]
     speeds = [1 / max(sum(rows[-1]), 1e-30) for rows in rates]
     total = sum(n * speed for n, speed in zip(floors.counts, speeds, strict=True))
     way, air = WAY * (not floors.streaming), AIR * (floors.air_s > 0)
     prices = RoutePrices(way, air, [(1 - way - air) * speed / total for speed in speeds])
     best_s = 0.0
     for step in range(N_STEPS):
-        found_s, use = _cheapest(floors, rates, prices)
+        found_s, use = _cheapest(floors, offers, prices)
         best_s = max(best_s, found_s)
         if found_s <= 0:
             break
@@ -68,12 +71,61 @@ def routes_s(table: cost.CostTable) -> float:
     return best_s
 
 
-def _cheapest(floors: Floors, rates: Sequence[Rows], prices: RoutePrices) -> tuple[float, RouteUse]:
+class LowerHull:
+    """Of points (x, y), those of which one is the least in a x + b y, whatever a and b >= 0 are:
+    from left to right (Andrew, Information Processing Letters 9, 1979).
+
+    Parameters
+    ----------
+    points
+        In any order.
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        hull = list[tuple[float, float]]()
+        for x, y in sorted(points):
+            if hull and y >= hull[-1][1]:
+                continue
+            while len(hull) > 1 and _bends(hull[-2], hull[-1]) >= _bends(hull[-1], (x, y)):
+                hull.pop()
+            hull.append((x, y))
+        self.points = hull
+        self.bends = [_bends(left, right) for left, right in pairwise(hull)]
+
+    def least(self, a: float, b: float) -> tuple[float, float]:
+        """The point that is the least.
+
+        Parameters
+        ----------
+        a, b
+            Of x and y; not both 0.
+        """
+        return self.points[bisect_left(self.bends, b / a) if a > 0 else -1]
+
+
+def _bends(left: tuple[float, float], right: tuple[float, float]) -> float:
+    """For which b / a two points cost the same: above it the right one is less."""
+    return (right[0] - left[0]) / (left[1] - right[1])
+
+
+def _offers(both: Rows, rates: Rows) -> list[LowerHull]:
+    """Per layer, of each number of rows the seconds of one's way, and of the device for one."""
+    each = zip(zip(*both, strict=True), zip(*rates, strict=True), strict=True)
+    return [LowerHull(zip(*columns, strict=True)) for columns in each]
+
+
+def _cheapest(
+    floors: Floors, offers: Sequence[Sequence[LowerHull]], prices: RoutePrices
+) -> tuple[float, RouteUse]:
     """The cheapest route of a row, times B, and what it takes."""
     batch, last = floors.batch, floors.n_layers - 1
+    chosen = [
+        [layer.least(prices.way, batch * price) for layer in layers]
+        for price, layers in zip(prices.devices, offers, strict=True)
+    ]  # per kind and layer, what a row takes there among as many as are cheapest
     costs = [
-        _by_layer(floors.both[kind], rates[kind], prices.way, batch * price)
-        for kind, price in enumerate(prices.devices)
+        [prices.way * row_s + batch * price * rate for row_s, rate in layers]
+        for price, layers in zip(prices.devices, chosen, strict=True)
     ]
     trips = [floors.trip_s(i, returns=True) for i in range(last)]
     aired = [batch * (floors.sent[i] + floors.back[i]) * floors.air_s for i in range(last)]
@@ -87,27 +139,13 @@ def _cheapest(floors: Floors, rates: Sequence[Rows], prices: RoutePrices) -> tup
     kind = min(kinds, key=reached.__getitem__)
     found_s, use = reached[kind], RouteUse(devices_s=[0.0] * len(costs))
     for i in range(last, -1, -1):
-        q = _rows(floors.both[kind], rates[kind], prices.way, batch * prices.devices[kind], i)
-        use.way_s += floors.both[kind][q][i]
-        use.devices_s[kind] += batch * rates[kind][q][i] / floors.counts[kind]
+        row_s, rate = chosen[kind][i]
+        use.way_s += row_s
+        use.devices_s[kind] += batch * rate / floors.counts[kind]
         if i and came[i - 1][kind] != kind:
             kind = came[i - 1][kind]
             use.way_s, use.air_s = use.way_s + trips[i - 1], use.air_s + aired[i - 1]
     return found_s, use
-
-
-def _by_layer(both: Rows, rates: Rows, way: float, busy: float) -> list[float]:
-    """Per layer what a row costs there, among as many as are cheapest."""
-    columns = [
-        [way * s + busy * rate for s, rate in zip(*rows, strict=True)]
-        for rows in zip(both, rates, strict=True)
-    ]
-    return [min(column) for column in zip(*columns, strict=True)]
-
-
-def _rows(both: Rows, rates: Rows, way: float, busy: float, i: int) -> int:
-    """Among how many rows that is, by its place in the sizes."""
-    return min(range(len(both)), key=lambda q: way * both[q][i] + busy * rates[q][i])
 
 
 def _better(

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from math import exp, inf, isqrt, sqrt
 from typing import NamedTuple
 
-from potluck.planning.bounds.stage_options import ROUNDED, StageOption, StageOptions, sums
+from potluck.planning.bounds.stage_options import ROUNDED, RowTimes, StageOption, StageOptions, sums
 from potluck.planning.building_blocks.device_classes import classes_of
 from potluck.planning.search.work_budget import COST_S, WorkBudget
 from potluck.records import Problem, Training
@@ -101,6 +101,19 @@ class StageRate(NamedTuple):
     forward: float
     once: float
     bytes: float
+
+    def price(self, rows: RowTimes, start: int, stop: int) -> float:
+        """Of a device that takes as long as if all rows were each among so many.
+
+        Parameters
+        ----------
+        rows
+            What it takes.
+        start, stop
+            Layers [start, stop).
+        """
+        price = self.both * (rows.both[stop] - rows.both[start]) + self.bytes * rows.wait
+        return price + self.forward * (rows.forward[stop] - rows.forward[start])
 
 
 class Chain:
@@ -196,7 +209,7 @@ class Chain:
         parts = list[DevicePart]()
         update_s = known.update_s(start, option.stop)
         for kind in option.alone:
-            price = self._seconds(rate, kind, -1, start, option.stop) + devices[kind]
+            price = rate.price(known.rows_of[kind][-1], start, option.stop) + devices[kind]
             if price + rate.once * update_s < best:
                 best = price + rate.once * update_s
                 parts = [DevicePart(kind, known.micro_batch, 1.0)]
@@ -209,12 +222,6 @@ class Chain:
         else:
             price, several = self._in_parts(start, option, rate, ring)
         return (price + once, several) if price + once < best else (best, parts)
-
-    def _seconds(self, rate: StageRate, kind: int, q: int, start: int, stop: int) -> float:
-        """Price of the time that a device takes, as if it had all rows, each in its q-th number."""
-        both, forward = self.known.both[kind][q], self.known.forward[kind][q]
-        price = rate.both * (both[stop] - both[start]) + rate.bytes * self.known.waits[kind][q]
-        return price + rate.forward * (forward[stop] - forward[start]) if rate.forward else price
 
     def _ring(self, start: int, stop: int) -> float:
         """Price of the air that one more replica takes."""
@@ -232,8 +239,8 @@ class Chain:
         for kind, most in enumerate(option.rows):
             device = self.prices.devices[kind] + ring
             prices = [
-                device + k / m * self._seconds(rate, kind, k - 1, start, option.stop)
-                for k in range(1, most + 1)
+                device + row.size / m * rate.price(row, start, option.stop)
+                for row in known.rows_of[kind][:most]
             ]
             per_row = min([per_row, *(price / k for k, price in enumerate(prices, 1))])
             offers.append((kind, prices))
@@ -263,19 +270,11 @@ class Chain:
     def _in_parts(self, start: int, option: StageOption, rate: StageRate, ring: float) -> Choice:
         """Devices that have all rows, also parts of them: those that are cheapest per row first."""
         known, m = self.known, self.known.micro_batch
-        sizes, tops = known.floors.sizes, known.floors.tops
         offers = list[tuple[float, int, int, int]]()
         for kind, most in enumerate(option.rows):
-            device, least = self.prices.devices[kind] + ring, (inf, 0)
-            for q, size in enumerate(sizes):
-                if size > most:
-                    break
-                rows = min(tops[q], most)
-                time = self._seconds(rate, kind, q, start, option.stop) / m
-                if time >= least[0]:
-                    break
-                least = min(least, (time + device / rows, rows))
             if most:
+                device = self.prices.devices[kind] + ring
+                least = self._least_of_row(rate, kind, most, device, (start, option.stop))
                 offers.append((*least, kind, most * known.counts[kind]))
         price, left = 0.0, m
         parts = list[DevicePart]()
@@ -286,6 +285,25 @@ class Chain:
             if not left:
                 break
         return price, parts
+
+    def _least_of_row(
+        self, rate: StageRate, kind: int, most: int, device: float, layers: tuple[int, int]
+    ) -> tuple[float, int]:
+        """The least that a row costs on a device of a kind, which costs as much itself, and among
+        how many of at most `most` rows that is.
+        """
+        m, (start, stop) = self.known.micro_batch, layers
+        least, at = inf, 0
+        for row in self.known.rows_of[kind]:
+            if row.size > most:
+                break
+            price = rate.price(row, start, stop) / m
+            if price >= least:  # more rows take no less
+                break
+            rows = row.top if row.top < most else most
+            if price + device / rows < least:
+                least, at = price + device / rows, rows
+        return least, at
 
     def groups(self) -> list[list[DevicePart]]:
         """Per stage, its devices."""
@@ -327,10 +345,10 @@ class Chain:
             for kind, rows, n in parts:
                 q = bisect_right(known.floors.sizes, rows) - 1
                 part = n * rows / known.micro_batch
-                both_s, forward_s = known.both[kind][q], known.forward[kind][q]
-                both += part * (both_s[option.stop] - both_s[start])
-                forward += part * (forward_s[option.stop] - forward_s[start])
-                wait += part * known.waits[kind][q] * known.sent[start]
+                row = known.rows_of[kind][q]
+                both += part * (row.both[option.stop] - row.both[start])
+                forward += part * (row.forward[option.stop] - row.forward[start])
+                wait += part * row.wait * known.sent[start]
             times.append((both, forward, wait))
         all_s = sum(both + wait for both, _, wait in times)
         all_s += sum(known.trips[i] for i, _ in self.stages)

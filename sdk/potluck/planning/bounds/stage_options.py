@@ -33,6 +33,18 @@ class StageOption(NamedTuple):
     behind_s: float
 
 
+class RowTimes(NamedTuple):
+    """What rows take on a device among `size` to `top` of them: forwards and backwards of the
+    layers before each, forwards alone, and for a byte of a row what they wait longer than one.
+    """
+
+    size: int
+    top: int
+    both: Sequence[float]
+    forward: Sequence[float]
+    wait: float
+
+
 class StageOptions:
     """The stages of plans in one size of micro-batches, and what they take at the least.
 
@@ -71,6 +83,10 @@ class StageOptions:
             [max(0.0, into_s * (size + 1) / 2 - floors.byte_s) for size in floors.sizes]
             for into_s in floors.into_s
         ]
+        self.rows_of = [
+            [*map(RowTimes, floors.sizes, floors.tops, *each)]
+            for each in zip(self.both, self.forward, self.waits, strict=True)
+        ]  # per kind and number of rows
         self.sent = [0, *floors.sent, 0]  # bytes of a row over the cut in front of each layer
         self.back = [0, *floors.back, 0]
         nothing = [0.0] * (n_layers + 1)
@@ -142,13 +158,11 @@ class StageOptions:
     def _most(self, start: int, stop: int, left_s: float, most: Sequence[int]) -> list[int]:
         """Per kind how many of the numbers of rows take no longer, at most as many as before."""
         each_s, found = left_s / self.n, []
+        held_bytes = equations.static_bytes(self.table, start, stop) if self.tight else 0
         for kind, (rows, q) in enumerate(zip(self.both, most, strict=True)):
             while q and rows[q - 1][stop] - rows[q - 1][start] > each_s:
                 q -= 1
-            if q and kind in self.tight:
-                held = equations.static_bytes(self.table, start, stop) <= self.tight[kind]
-                q = q if held else 0
-            found.append(q)
+            found.append(q if held_bytes <= self.tight.get(kind, held_bytes) else 0)
         return found
 
     def _rows(
@@ -162,10 +176,10 @@ class StageOptions:
         got_bytes = self.n * (self.sent[start] + self.back[stop])
         for q, out_s, into_s in zip(most, floors.out_s, floors.into_s, strict=True):
             rows = floors.tops[q - 1] if q else 0
-            for nbytes, byte_s in ((sent_bytes, out_s), (got_bytes, into_s)):
-                if (rows * nbytes + ring_bytes) * byte_s > latency_s:
-                    left_bytes = latency_s / byte_s - ring_bytes
-                    rows = max(0, int(left_bytes / nbytes)) if nbytes else 0
+            if (rows * sent_bytes + ring_bytes) * out_s > latency_s:
+                rows = carried(latency_s / out_s - ring_bytes, sent_bytes)
+            if (rows * got_bytes + ring_bytes) * into_s > latency_s:
+                rows = carried(latency_s / into_s - ring_bytes, got_bytes)
             found.append(rows)
         return found
 
@@ -219,6 +233,19 @@ class StageOptions:
         passes = 2 * (n_devices - 1)
         byte_s = max(1.0, passes / n_devices) * self.floors.byte_s
         return nbytes * max(byte_s, RING_BEHIND * passes * self.floors.air_s)
+
+
+def carried(left_bytes: float, nbytes: int) -> int:
+    """How many rows of `nbytes` each these are.
+
+    Parameters
+    ----------
+    left_bytes
+        Bytes that are left for rows; fewer than 0 where not even anything else has room.
+    nbytes
+        Of a row.
+    """
+    return max(0, int(left_bytes / nbytes)) if nbytes else 0
 
 
 def sums(values: Sequence[float]) -> list[float]:

@@ -25,7 +25,7 @@ def build(
     depths: Sequence[int] | None = None,
 ) -> Plan | None:
     """Stage p has layers [bounds[p], bounds[p + 1]) on `groups[p]`, rows by Algorithm 1; None where
-    it does not fit.
+    it does not fit, or takes longer than the table's limit.
 
     Warm-up depths are K_p unless given. The latency is the closed form's.
 
@@ -53,6 +53,8 @@ def build(
         if made is None:
             return None
         stage, step = made
+        if n_micro_batches * (step.forward_s + step.backward_s) > table.limit_s:
+            return None
         steps += [communication(problem, stages[-1], stage), step] if stages else [step]
         stages.append(stage)
     return Plan(
