@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
+from potluck_wire.durable_rename import take_place
 from potluck_wire.file_lock import alone
 from potluck_wire.file_reading import is_there, read_file
 from potluck_wire.fingerprint import fingerprint
@@ -228,7 +229,7 @@ def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> No
         if only_if_new and is_there(path):
             part.unlink()
         else:
-            part.replace(path)
+            take_place(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise AgentError(f"cannot write {path}: {error.strerror}.") from error

@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from potluck.errors import FileError, UserError
+from potluck_wire.durable_rename import take_place
 from potluck_wire.file_reading import read_file
 
 if sys.version_info >= (3, 11):
@@ -180,7 +181,7 @@ def put_in_place(path: Path) -> Iterator[Path]:
         yield part
         with part.open("rb") as written:
             os.fsync(written.fileno())
-        part.replace(path)
+        take_place(part, path)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
     finally:

@@ -17,6 +17,7 @@ PURE = (
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 IMPURE_FILES = {
     "device_agent/potluck_wire/descriptors.py": "raises a limit of its process: both sides listen",
+    "device_agent/potluck_wire/durable_rename.py": "renames a file of either side for good",
     "device_agent/potluck_wire/file_lock.py": "locks a file: both sides keep keys in files",
     "device_agent/potluck_wire/file_reading.py": "reads such files",
     "device_agent/potluck_wire/machine_identity.py": "asks the system which machine this is: both",
