@@ -7,14 +7,14 @@ never a reason to make new keys: that would silently break every pairing.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
-from potluck_wire.durable_rename import take_place
+from potluck_wire.durable_rename import keep_names, take_place
 from potluck_wire.file_lock import alone
 from potluck_wire.file_reading import is_there, read_file
 from potluck_wire.fingerprint import fingerprint
@@ -23,6 +23,9 @@ from potluck_wire.limits import is_device_name, is_key
 IDENTITY = "identity.json"
 PEERS = "peers.json"
 PEERS_LOCK = "peers.lock"
+# and a fingerprint: whoever it is was forgotten while there was no room for a list without him. The
+# file is empty, for which a full disk has room.
+FORGOTTEN = "forgotten-"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
 MAX_FILE_BYTES = 1024 * 1024
@@ -123,7 +126,7 @@ def load_peers(state: Path) -> tuple[TrustedPeer, ...]:
             f"{path} is not a list of peers. Restore it; or delete it, and every notebook must "
             "pair again."
         )
-    return peers
+    return tuple(peer for peer in peers if not is_there(_mark(state, peer)))
 
 
 def add_peer(state: Path, peer: TrustedPeer) -> tuple[TrustedPeer, ...]:
@@ -146,14 +149,23 @@ def add_peer(state: Path, peer: TrustedPeer) -> tuple[TrustedPeer, ...]:
 
 
 def forget_peer(state: Path, name: str) -> tuple[TrustedPeer, ...]:
-    """Trust that peer no longer; an error where nobody has this name."""
+    """Trust that peer no longer, also where the disk is full; an error where nobody has this
+    name.
+    """
     with _alone(state):
         peers = load_peers(state)
         remaining = tuple(peer for peer in peers if peer.name != name)
         if len(remaining) == len(peers):
             known = ", ".join(peer.name for peer in peers) or "nobody"
             raise AgentError(f"no peer is called {name}; this device trusts {known}.")
-        return _write_peers(state, remaining)
+        try:
+            return _write_peers(state, remaining)
+        except AgentError as error:
+            try:
+                _mark_forgotten(state, [peer for peer in peers if peer.name == name])
+            except OSError:
+                raise error from None
+            return remaining
 
 
 @contextmanager
@@ -180,7 +192,23 @@ def _alone(state: Path) -> Iterator[None]:
 
 def _write_peers(state: Path, peers: tuple[TrustedPeer, ...]) -> tuple[TrustedPeer, ...]:
     write_private(state / PEERS, [asdict(peer) for peer in peers])
+    for mark in state.glob(f"{FORGOTTEN}*"):  # they are not in the list any more
+        try:
+            mark.unlink(missing_ok=True)
+        except OSError as error:
+            raise AgentError(f"cannot remove {mark}: {error.strerror}.") from error
     return peers
+
+
+def _mark(state: Path, peer: TrustedPeer) -> Path:
+    return state / f"{FORGOTTEN}{fingerprint(peer.key)}"
+
+
+def _mark_forgotten(state: Path, peers: Sequence[TrustedPeer]) -> None:
+    for peer in peers:
+        _mark(state, peer).touch(mode=0o600)
+    keep_names(state)
+    os.utime(state / PEERS)  # whoever has read it reads it again
 
 
 def read_private(path: Path, most_bytes: int = MAX_FILE_BYTES) -> Any:

@@ -22,14 +22,30 @@ def take_place(part: Path, path: Path) -> None:
         It cannot have it, or nobody knows whether that is on the disk.
     """
     part.replace(path)
+    keep_names(path.parent)
+
+
+def keep_names(folder: Path) -> None:
+    """Have the names of what is in a folder on the disk.
+
+    Parameters
+    ----------
+    folder
+        Where a file came, went or was renamed.
+
+    Raises
+    ------
+    OSError
+        Nobody knows whether they are.
+    """
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
+        names = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows opens no folders; others only where this user may list them
         return
     try:
-        os.fsync(folder)
+        os.fsync(names)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some network disks know no such thing
             raise
     finally:
-        os.close(folder)
+        os.close(names)

@@ -139,6 +139,32 @@ def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
     }
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the system bounds no files there")
+def test_on_a_full_disk_a_peer_is_forgotten_too_and_may_pair_again_later(tmp_path):
+    resource = pytest.importorskip("resource")
+    for name, key in zip(("ada", "bob", "carl"), KEYS, strict=True):
+        keys.add_peer(tmp_path, TrustedPeer(name=name, key=key))
+    os.utime(tmp_path / keys.PEERS, ns=(0, 0))
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, bounds[1]))  # as where there is no room
+    try:
+        with pytest.raises(AgentError, match="cannot write"):
+            keys.add_peer(tmp_path, TrustedPeer(name="eve", key=zmq.curve_keypair()[0].decode()))
+        for name in ("ada", "bob"):
+            keys.forget_peer(tmp_path, name)
+        with pytest.raises(AgentError, match="no peer is called ada; this device trusts carl"):
+            keys.forget_peer(tmp_path, "ada")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+    assert (tmp_path / keys.PEERS).stat().st_mtime_ns  # the running agent reads it anew
+    assert [peer.name for peer in keys.load_peers(tmp_path)] == ["carl"]
+    assert [
+        peer.name for peer in keys.add_peer(tmp_path, TrustedPeer(name="ada", key=KEYS[0]))
+    ] == ["carl", "ada"]
+    assert [peer.name for peer in keys.load_peers(tmp_path)] == ["carl", "ada"]
+    assert not list(tmp_path.glob(f"{keys.FORGOTTEN}*"))
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
 def test_whoever_holds_the_peers_is_not_waited_for_long(tmp_path, monkeypatch):
     """The agent's loop would stand still as long."""

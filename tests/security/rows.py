@@ -289,10 +289,13 @@ ROWS: dict[str, Row] = {
     "S8": Row("the attacks A1 to A15", "all refused", ()),
     "S9": Row(
         "a notebook is forgotten while it is connected",
-        "it is cut off at once, and with it the members of its home",
+        "it is cut off at once, and with it the members of its home; also where the disk is full, and "
+        "after the power was cut",
         tests_of(
+            "agent/test_keys:test_on_a_full_disk_a_peer_is_forgotten_too_and_may_pair_again_later",
+            "wire/test_durable_rename:test_a_change_has_its_name_on_the_disk",
             "agent/test_agent_life:test_a_forgotten_notebook_is_cut_off_at_once "
-            "test_with_a_forgotten_notebook_the_members_of_its_home_are_cut_off"
+            "test_with_a_forgotten_notebook_the_members_of_its_home_are_cut_off",
         ),
     ),
     "S10": Row(
