@@ -32,6 +32,13 @@ def held(module: torch.nn.Module) -> dict[str, Any]:
     return walk.found
 
 
+def own_attributes(value: Any) -> dict[str, Any]:
+    """What an object itself has, in slots or not, by name."""
+    slots = _slots(type(value))  # type: ignore[arg-type] # classes can be hashed
+    own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return own | getattr(value, "__dict__", {})
+
+
 def same(before: Any, after: Any) -> bool:
     """Whether what was held is held still."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
@@ -93,10 +100,8 @@ class _Walk:
             if not isinstance(value, set | frozenset):
                 yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
         if type(value).__module__.partition(".")[0] not in _TOOLS:
-            slots = _slots(type(value))  # type: ignore[arg-type] # classes can be hashed
-            own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-            own |= getattr(value, "__dict__", {})
-            yield from ((f"{path}.{name}", part) for name, part in own.items())
+            own = own_attributes(value).items()
+            yield from ((f"{path}.{name}", part) for name, part in own)
 
 
 @lru_cache(maxsize=1024)

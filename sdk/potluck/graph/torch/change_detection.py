@@ -2,20 +2,31 @@
 refused.
 
 Values of tensors may change. All else that a trace reads is compared: classes and their forward,
-hooks, which tensors there are, and plain attributes. What nothing can be said of, such as a tensor
-that the module remembers and the graph does not read, counts by its kind alone.
+hooks, which tensors there are, and attributes with what they hold, to any depth. Of an object that
+comes from an installed package and is no plain data, such as a logger, the numbers and words that
+it has itself are, and of one that is called there, such as a tokenizer, which it is. What nothing
+can be said of, such as a tensor that the module remembers and the graph does not read, counts by
+its kind alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import hashlib
+import sys
+import sysconfig
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from functools import lru_cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.attributes import own_attributes
 from potluck.graph.torch.outer_values import outer_values
 from potluck.graph.torch.training_modes import undecided
 
@@ -33,7 +44,13 @@ _OTHERS = {
     _BACKWARD_HOOKS: "has other hooks on its gradients now",
 }
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
-_MAX_DEPTH = 4  # of lists in lists
+_IDENTICAL = (type, ModuleType, torch.nn.Module, FunctionType, BuiltinFunctionType)
+_DATA = (SimpleNamespace, Namespace, Mapping, Sequence)
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_MAX_DEPTH = 32  # of lists in lists
+_MOST_OBJECTS = 10_000  # which are looked into
+_MOST_BYTES = 1 << 20  # of an array that is looked into
 _MAX_SHOWN = 40  # characters of a value in a message
 _AGAIN = (
     "Make the model again with Model.from_torch. (Values may change: with load_state_dict without "
@@ -72,6 +89,56 @@ class _Tensor:
     hooks: tuple[_Same, ...]
 
 
+@dataclass(slots=True)
+class _Tokens:
+    """What stands for values: equal where the values are what they were.
+
+    `read`: identities of the tensors that the graph reads. `known`: of each object that was looked
+    into what stands for it, and itself, so that no identity is used twice.
+    """
+
+    read: set[int] = field(default_factory=set)
+    known: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """What stands for a value that is held so deep."""
+        if isinstance(value, torch.Tensor):
+            return _tensor(value) if id(value) in self.read else torch.Tensor
+        if isinstance(value, _SCALARS):
+            return _Scalar(type(value), repr(value))
+        if isinstance(value, _IDENTICAL):
+            return _Same(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return _array(value)
+        if id(value) not in self.known:
+            self.known[id(value)] = type(value), value  # within itself
+            if depth < _MAX_DEPTH and len(self.known) < _MOST_OBJECTS:
+                self.known[id(value)] = self._within(value, depth + 1), value
+        return self.known[id(value)][0]
+
+    def _within(self, value: Any, depth: int) -> Any:
+        if isinstance(value, MethodType):
+            return _Same(value.__func__), self.of(value.__self__, depth)
+        if isinstance(value, partial):
+            parts = value.func, value.args, value.keywords
+            return partial, tuple(self.of(part, depth) for part in parts)
+        if isinstance(value, dict):
+            pairs = value.items()
+            return type(value), tuple((self.of(k, depth), self.of(v, depth)) for k, v in pairs)
+        if isinstance(value, list | tuple | deque):
+            return type(value), tuple(self.of(item, depth) for item in value)
+        if isinstance(value, set | frozenset):
+            return type(value), frozenset(self.of(item, depth) for item in value)
+        return _Same(value) if callable(value) else type(value), self._attributes(value, depth)
+
+    def _attributes(self, value: Any, depth: int) -> tuple[tuple[str, Any], ...]:
+        own = own_attributes(value).items()
+        if not _is_followed(type(value)):
+            plain = () if callable(value) else (*_SCALARS, torch.Tensor)
+            own = [(name, each) for name, each in own if isinstance(each, plain)]
+        return tuple((name, self.of(each, depth)) for name, each in own)
+
+
 @dataclass(frozen=True, slots=True)
 class AsTraced:
     """What a module and its loss were when they were traced.
@@ -97,10 +164,10 @@ def as_traced(
     net: torch.nn.Module, loss: Callable[..., Any] | None, own: Mapping[str, torch.Tensor]
 ) -> AsTraced:
     """What they are now; `own`: the tensors that were traced."""
-    read = {id(tensor) for tensor in own.values()}
+    tokens = _Tokens(read={id(tensor) for tensor in own.values()})
     return AsTraced(
-        net=_facts(net, read),
-        loss=_of_loss(loss, net, read),
+        net=_facts(net, tokens),
+        loss=_of_loss(loss, net, tokens),
         modes=_modes(net),
         answering=_answering(net),
     )
@@ -132,7 +199,8 @@ def check_tensors(before: AsTraced, now: AsTraced) -> None:
 
 def facts_of(module: torch.nn.Module) -> Facts:
     """All of a module as it is now, whatever of it is traced."""
-    return _facts(module, {id(each) for each in (*module.parameters(), *module.buffers())})
+    own = {id(each) for each in (*module.parameters(), *module.buffers())}
+    return _facts(module, _Tokens(read=own))
 
 
 def check_facts(before: Facts, now: Facts, again: str) -> None:
@@ -203,17 +271,17 @@ def _answering(net: torch.nn.Module) -> frozenset[str]:
     return frozenset(path for path, module in parts if module.training)
 
 
-def _facts(module: torch.nn.Module, read: set[int], but: frozenset[int] = frozenset()) -> Facts:
+def _facts(module: torch.nn.Module, tokens: _Tokens, but: frozenset[int] = frozenset()) -> Facts:
     """All of a module and those in it, without those whose id is in `but`."""
     return {
         (path, name): fact
         for path, owner in module.named_modules()
         if id(owner) not in but
-        for name, fact in _of_one(owner, read)
+        for name, fact in _of_one(owner, tokens)
     }
 
 
-def _of_one(owner: torch.nn.Module, read: set[int]) -> Iterator[tuple[str | int, Any]]:
+def _of_one(owner: torch.nn.Module, tokens: _Tokens) -> Iterator[tuple[str | int, Any]]:
     yield _CLASS, (_Same(type(owner)), _Same(type(owner).forward))
     yield _FORWARD_HOOKS, _hooks(owner, _FORWARD)
     yield _BACKWARD_HOOKS, _hooks(owner, _BACKWARD)
@@ -222,15 +290,14 @@ def _of_one(owner: torch.nn.Module, read: set[int]) -> Iterator[tuple[str | int,
         yield from read_outside(type(owner).forward).items()
     held = {name: value for name, value in dict(vars(owner)).items() if name not in _OF_TORCH}
     for name, value in {**owner._parameters, **owner._buffers, **held}.items():
-        yield name, _token(value, read)
+        yield name, tokens.of(value)
 
 
 def read_outside(function: Any) -> dict[str | int, Any]:
     """The facts of what a function reads from outside, by names that no attribute has."""
-    by = getattr(function, "__qualname__", "")
+    by, tokens = getattr(function, "__qualname__", ""), _Tokens()
     return {
-        f"{name}{OUTSIDE}{by})": _token(value, set())
-        for name, value in outer_values(function).items()
+        f"{name}{OUTSIDE}{by})": tokens.of(value) for name, value in outer_values(function).items()
     }
 
 
@@ -244,7 +311,7 @@ def _hooks(owner: torch.nn.Module, kinds: tuple[str, ...]) -> tuple[_Same, ...]:
     )
 
 
-def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:
+def _of_loss(loss: Any, net: torch.nn.Module, tokens: _Tokens) -> Facts:
     """The facts of a loss: a module, another object that is called, or one of the methods of
     either. Of a function, plain values that it reads from outside.
     """
@@ -257,38 +324,28 @@ def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:
             for path, owner in loss.named_modules()
             if id(owner) not in but
         }
-        return {**_facts(loss, read, but), **modes}
+        return {**_facts(loss, tokens, but), **modes}
     if isinstance(loss, FunctionType | BuiltinFunctionType | type):
         return {("", name): fact for name, fact in read_outside(loss).items()}
-    return {("", name): _token(value, read) for name, value in _attributes(loss).items()}
+    return {("", name): tokens.of(value) for name, value in own_attributes(loss).items()}
 
 
-def _token(value: Any, read: set[int], depth: int = 0) -> Any:
-    """What stands for a value: equal where the value is what it was."""
-    if isinstance(value, torch.Tensor):
-        return _tensor(value) if id(value) in read else torch.Tensor
-    if isinstance(value, _SCALARS):
-        return _Scalar(type(value), repr(value))
-    if isinstance(value, MethodType):
-        return _Same(value.__func__), _Same(value.__self__)
-    if isinstance(value, torch.nn.Module) or callable(value):
-        return _Same(value)
-    if depth < _MAX_DEPTH and isinstance(value, dict):
-        return dict, tuple(
-            (_token(key, read, depth + 1), _token(item, read, depth + 1))
-            for key, item in value.items()
-        )
-    if depth < _MAX_DEPTH and isinstance(value, list | tuple):
-        return type(value), tuple(_token(item, read, depth + 1) for item in value)
-    return type(value), tuple(
-        (name, _token(item, read))
-        for name, item in _attributes(value).items()
-        if isinstance(item, (*_SCALARS, torch.Tensor))
-    )
+@lru_cache(maxsize=1024)
+def _is_followed(kind: type) -> bool:
+    """Whether objects of a class are plain data, or of the user's own code."""
+    if is_dataclass(kind) or issubclass(kind, _DATA) or kind.__module__ == "__main__":
+        return True
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    is_installed = not path or path.startswith(_STDLIB) or _PACKAGES.intersection(Path(path).parts)
+    return not is_installed
 
 
-def _attributes(value: Any) -> Mapping[str, Any]:
-    return getattr(value, "__dict__", {})
+def _array(array: Any) -> Any:
+    """An array's type, shape and numbers; of a large one without these."""
+    found = type(array), array.shape, str(array.dtype)
+    if array.nbytes > _MOST_BYTES or array.dtype.hasobject:
+        return found
+    return *found, hashlib.blake2b(array.tobytes()).digest()
 
 
 def _tensor(tensor: torch.Tensor) -> _Tensor:
