@@ -400,6 +400,7 @@ ROWS: dict[str, Row] = {
             "test_no_request_of_any_form_is_anything_but_answered "
             "test_a_file_that_came_otherwise_than_it_was_sent_is_no_job "
             "test_more_than_the_disk_has_is_refused_before_it_is_sent",
+            "sdk/coordinator/test_job_files:test_what_has_come_is_on_the_disk_and_not_only_on_its_way",
             "sdk/coordinator/test_server_socket:test_answers_that_nobody_takes_are_few "
             "test_a_message_of_too_many_frames_ends_its_connection "
             "test_a_message_without_an_end_ends_with_its_connection "

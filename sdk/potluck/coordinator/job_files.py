@@ -26,7 +26,8 @@ from potluck.errors import FileError, UserError
 from potluck.graph.model_file import load_model
 from potluck.run.checkpoint import load as load_checkpoint
 from potluck.run.checkpoint import step_of
-from potluck_wire.file_reading import is_there
+from potluck_wire.durable_rename import keep_names
+from potluck_wire.file_reading import is_there, open_file
 
 APART_NS = 2_000_000_000  # some disks keep dates in steps of so much
 
@@ -150,12 +151,38 @@ def begin_journal(folder: Path) -> None:
     step, n_batches = step_of(folder / START), read_job(folder).n_batches
     try:
         make_latest(folder)
+        keep_on_disk(folder)
+        journal = Journal(folder / JOURNAL)
+        documents = _documents(folder)
+        journal.add(begun=step, n_batches=n_batches, saved=START, documents=documents, durable=True)
+        journal.close()
+        keep_names(folder)
     except OSError as error:
         raise FileError(f"cannot write {folder / JOB}: {error.strerror}.") from error
-    journal = Journal(folder / JOURNAL)
-    documents = _documents(folder)
-    journal.add(begun=step, n_batches=n_batches, saved=START, documents=documents, durable=True)
-    journal.close()
+
+
+def keep_on_disk(folder: Path) -> None:
+    """Have all files of a job on the disk, and not only on their way there: whoever handed it over
+    has it no more, and the power may be cut.
+
+    Parameters
+    ----------
+    folder
+        Of the job.
+
+    Raises
+    ------
+    OSError
+        They cannot be.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            keep_names(path)
+        else:
+            with open_file(path) as file:
+                os.fsync(file.fileno())
+    keep_names(folder)
+    keep_names(folder.parent)
 
 
 def check_documents(folder: Path, digests: Mapping[str, str]) -> None:

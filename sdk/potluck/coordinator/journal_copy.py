@@ -5,6 +5,7 @@ from pathlib import Path
 
 from potluck.coordinator.journal import FORMAT, Prefix, Progress, read_entries, read_entry
 from potluck.errors import FileError
+from potluck_wire.durable_rename import take_place
 
 
 class JournalCopy:
@@ -93,5 +94,6 @@ class JournalCopy:
         other
             The one before.
         """
-        self.path = self.path.replace(other.path)
+        take_place(self.path, other.path)
+        self.path = other.path
         self._prefix = Prefix(self.path)

@@ -4,6 +4,7 @@ that who trains has, ready to go on with it.
 Copies are pulled: who asks for the rest of the journal says how much of it is on its disk.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from potluck.coordinator.coordinator_group import CoordinatorGroup, Seat, lease_of
 from potluck.coordinator.job import COMING, JOURNAL, SAVED, START, digest
-from potluck.coordinator.job_files import make_latest
+from potluck.coordinator.job_files import keep_on_disk, make_latest
 from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.journal import ENDED, Journal, Prefix, Progress
 from potluck.coordinator.journal_copy import JournalCopy
@@ -22,6 +23,7 @@ from potluck.coordinator.succession import MAX_NEWER, Pulled, Resign, Succession
 from potluck.coordinator.succession_driver import AskDevice, SuccessionDriver
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.run.checkpoint import step_of
+from potluck_wire.durable_rename import keep_names, take_place
 from potluck_wire.file_reading import open_file
 
 if TYPE_CHECKING:
@@ -350,9 +352,11 @@ class SharedJob:
                 if not data or answer.get("nbytes") != nbytes:
                     return  # a newer one has taken its place meanwhile
                 out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
         with self._writing:
             if digest(coming) == sha256 and self._work.journal(self.job) is None:
-                coming.replace(self._folder / name)
+                take_place(coming, self._folder / name)
 
     # --- who is copied ----------------------------------------------------------------------------
 
@@ -497,4 +501,6 @@ def fetch(folder: Path, job: str, ask: CoordinatorCall) -> None:
                 raise HomeError(f"{name} of {job} does not come whole.")
     arrival.check()
     make_latest(arrival.folder)
+    keep_on_disk(arrival.folder)
     arrival.folder.rename(folder / job)
+    keep_names(folder)

@@ -19,6 +19,7 @@ from potluck.coordinator.job_files import delete_cut, jobs_in, make_latest
 from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.journal import ENDED, Journal
 from potluck.coordinator.server import VERSION, CoordinatorServer
+from potluck.coordinator.shared_job import CHUNK_BYTES, fetch
 from potluck.errors import FileError
 
 torch = pytest.importorskip("torch")
@@ -131,3 +132,45 @@ def test_what_cannot_be_asked_for_by_its_name_is_no_job(tmp_path):
     for name in ("birds (copy)", "Birds", "birds.coming"):
         shutil.copytree(tmp_path / "birds", tmp_path / name)
     assert jobs_in(tmp_path) == ("birds",)
+
+
+def asked_of(folder):
+    """How another coordinator answers that has a job in this folder."""
+
+    def ask(what, data=b"", **about):
+        if what == "files":
+            return {"files": files_of(folder)}, b""
+        with (folder / about["file"]).open("rb") as file:
+            file.seek(about["at"])
+            return {}, file.read(CHUNK_BYTES)
+
+    return ask
+
+
+@pytest.mark.parametrize("way", ["handed over", "copied"])
+def test_what_has_come_is_on_the_disk_and_not_only_on_its_way(tmp_path, case, monkeypatch, way):
+    """The notebook has it no more, or the other coordinator counts on it; the power may be cut."""
+    handed_over(tmp_path / "job", case)
+    synced, sync = [], os.fsync
+
+    def recorded(handle):
+        sync(handle)
+        synced.append(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    folder = tmp_path
+    if way == "copied":
+        folder = tmp_path / "copies"
+        folder.mkdir()
+        fetch(folder, "job", asked_of(tmp_path / "job"))
+        last = len(synced)
+    else:
+        one = coordinator(folder)
+        one.admit("job")
+        one.close()
+        last = synced.index((folder / "job" / JOURNAL).stat().st_ino)
+        assert (folder / "job").stat().st_ino in synced[last:]  # that has its name
+    came = {path.stat().st_ino for path in (folder / "job").rglob("*") if path.name != JOURNAL}
+    assert len(came) > 4
+    assert came <= {*synced[:last]}
+    assert folder.stat().st_ino in synced
