@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from potluck import display_hooks
 from potluck.display_hooks import Shown
 from potluck.errors import PlanError, UserError
-from potluck.provenance import ASSUMED, MARKS, UNKNOWN
+from potluck.provenance import ASSUMED, MARKS, UNKNOWN, worst
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
@@ -124,8 +124,13 @@ class Device:
 
     @property
     def power_mark(self) -> str:
-        """Where its power comes from; unknown, where it is not known idle or busy."""
-        return UNKNOWN if self.idle_w is None or self.busy_w is None else self.power_source
+        """Where its power comes from; unknown, where it is not known idle or busy. A radio of which
+        nobody knows it is assumed to take none.
+        """
+        if self.idle_w is None or self.busy_w is None:
+            return UNKNOWN
+        marks = (self.power_source,) if self.radio_w is not None else (self.power_source, ASSUMED)
+        return worst(marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,7 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Scene:
             label=", ".join(
                 [units.size(device.memory_bytes)]
                 + (
-                    [f"{marked(units.power(device.busy_w), device.power_mark)} busy"]
+                    [f"{marked(units.power(device.busy_w), device.power_source)} busy"]
                     if device.busy_w is not None
                     else []
                 )

@@ -111,6 +111,8 @@ def power_notes(problem: Problem | None) -> tuple[str, ...]:
             origin += f", known to ±{device.power_error_w:.2g} W"
         if origin != UNKNOWN and device.power_note:
             origin += f": {device.power_note}"
+        if origin != UNKNOWN and device.radio_w is None:
+            origin += "; its radio is taken to add 0 W, for nobody knows its power"
         found.setdefault(origin, []).append(device.name)
     return tuple(f"watts of {', '.join(names)}: {origin}" for origin, names in found.items())
 

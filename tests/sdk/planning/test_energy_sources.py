@@ -25,7 +25,7 @@ def marked(problem, *marks):
     devices = []
     for i, device in enumerate(problem.devices):
         mark = marks[i % len(marks)]
-        known = {"power_source": mark} if mark != UNKNOWN else {"busy_w": None}
+        known = {"power_source": mark, "radio_w": 1.0} if mark != UNKNOWN else {"busy_w": None}
         devices.append(replace(device, power_note="a note", **known))
     return replace(problem, devices=tuple(devices))
 
@@ -51,6 +51,15 @@ def test_the_energy_of_a_plan_has_the_worst_mark_of_its_devices(marks):
             assert loads(dumps(plan)).energy_source == mark
             assert json.loads(json.dumps(document(plan)))["energy_source"] == mark
     assert seen <= set(marks)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_radio_of_unknown_power_is_assumed_to_take_none_and_that_is_said(mark):
+    problem = marked(random_home(0), mark)
+    devices = [replace(device, radio_w=None) for device in problem.devices]
+    plans = make_plans(replace(problem, devices=tuple(devices)))
+    assert plans.best.energy_source == worst((mark, "assumed"))
+    assert ("its radio is taken to add 0 W" in " ".join(plans.watts)) == (mark != UNKNOWN)
 
 
 @pytest.mark.long
