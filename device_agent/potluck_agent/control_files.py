@@ -27,6 +27,7 @@ PAIRED = "paired.json"
 LOAD = "load.json"
 ASK = "ask.json"
 STATUS = "status.json"
+ASKED = (WINDOW, SHOWN, TRIES, PAIRED, ASK, STATUS)
 MAX_LOAD = 1000.0
 # an agent that was told to stop gives its ports and its worker back in well under a second
 ENDING_S = 2.0
@@ -61,15 +62,14 @@ class DirectoryClaim:
         """It is no more. What is another agent's stays: the directory may be a new one."""
         document = _read(self._state / RUNNING)
         if not isinstance(document, dict) or document.get("pid") == os.getpid():
-            for name in (RUNNING, WINDOW, SHOWN, TRIES, PAIRED, LOAD, ASK, STATUS):
-                with suppress(OSError):  # nothing can be removed from a disk that is read-only now
-                    (self._state / name).unlink(missing_ok=True)
+            _remove(self._state, RUNNING, LOAD, *ASKED)
         if self._lock is not None:
             os.close(self._lock)
 
 
 def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
-    """Say that this process is the agent of this state directory.
+    """Say that this process is the agent of this state directory. What was asked of one that was
+    killed before it looked is not asked of this one: no window is open that nobody knows of.
 
     Raises
     ------
@@ -78,9 +78,16 @@ def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
     """
     refuse_second(state)
     lock = _locked(state)
+    _remove(state, *ASKED)
     pid = os.getpid()
     write_private(state / RUNNING, {**facts, "pid": pid, "identity": identity(pid)})
     return DirectoryClaim(state, lock)
+
+
+def _remove(state: Path, *names: str) -> None:
+    for name in names:
+        with suppress(OSError):  # nothing can be removed from a disk that is read-only now
+            (state / name).unlink(missing_ok=True)
 
 
 def _locked(state: Path) -> int | None:

@@ -205,6 +205,19 @@ def test_one_agent_per_state_directory(tmp_path):
     assert control_files.running(tmp_path) is None
 
 
+@pytest.mark.parametrize("window_s", [180.0, None])
+def test_what_was_asked_of_an_agent_that_was_killed_is_asked_of_no_other(tmp_path, window_s):
+    """It would open a window that nobody knows of: of a token, for as long as it runs."""
+    control_files.ask_window(tmp_path, "12345678", window_s, "asker")
+    control_files.ask_status(tmp_path)
+    claim = control_files.claim(tmp_path, {"port": 5})
+    assert control_files.requested_window(tmp_path) is None
+    assert not control_files.requested_status(tmp_path)
+    control_files.ask_window(tmp_path, "87654321", window_s, "asker")
+    assert control_files.requested_window(tmp_path) == ("87654321", window_s)
+    claim.release()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
 def test_of_two_agents_that_start_in_the_same_instant_one_has_the_directory(tmp_path, monkeypatch):
     """Neither saw the other's file when it looked."""
