@@ -132,11 +132,11 @@ class _Tokens:
         return _Same(value) if callable(value) else type(value), self._attributes(value, depth)
 
     def _attributes(self, value: Any, depth: int) -> tuple[tuple[str, Any], ...]:
-        own = own_attributes(value).items()
-        if not _is_followed(type(value)):
+        own = own_attributes(value)
+        if not _is_followed(type(value)):  # type: ignore[arg-type] # classes can be hashed
             plain = () if callable(value) else (*_SCALARS, torch.Tensor)
-            own = [(name, each) for name, each in own if isinstance(each, plain)]
-        return tuple((name, self.of(each, depth)) for name, each in own)
+            own = {name: each for name, each in own.items() if isinstance(each, plain)}
+        return tuple((name, self.of(each, depth)) for name, each in own.items())
 
 
 @dataclass(frozen=True, slots=True)

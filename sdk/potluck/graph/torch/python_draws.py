@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from potluck.errors import ModelError
 from potluck.graph.torch.attributes import same
-from potluck.graph.torch.statefulness import spared
+from potluck.graph.torch.statefulness import called, spared
 
 # Both draw by the Mersenne Twister, which gives the words of its state one after the other, each
 # through the same permutation of bits. It has these for words of zeros and of ones.
@@ -27,19 +27,18 @@ def check_draws(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Non
     numpy. It may draw some for nothing, as for a layer that is left out with a probability of 0.
     """
 
-    def called(words: Sequence[int]) -> list[Any]:
-        of_torch = torch.random.fork_rng(devices=())
-        with spared(module), _drawing(words) as drawn, of_torch, torch.no_grad():
-            leaves = tree_leaves(module(*tensors))
+    def given(words: Sequence[int]) -> list[Any]:
+        with spared(module), _drawing(words) as drawn:
+            leaves = tree_leaves(called(module, tensors))
         found.append(drawn())
         return leaves
 
     found: list[bool] = []
-    usual = called(())
+    usual = given(())
     if not found[0]:
         return
     for words in _states():
-        leaves = called(words)
+        leaves = given(words)
         if len(leaves) != len(usual) or not all(map(same, usual, leaves)):
             raise ModelError(
                 "each call draws random numbers of Python or numpy (random, numpy.random), which "

@@ -3,13 +3,16 @@ it.
 """
 
 import copy
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from potluck.errors import ModelError
 from potluck.graph.torch.attributes import held, left_by_export, same
+from potluck.graph.torch.export_program import TRY, first_line, where_called
 
 
 def check_forgets(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
@@ -21,9 +24,9 @@ def check_forgets(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> N
     fake = left_by_export(held(module))
     if fake:
         raise _changing("attribute", fake)
-    _called(module, tensors)
+    _assigned(module, tensors)
     before = held(module)
-    assigned = _called(module, tensors)
+    assigned = _assigned(module, tensors)
     changed = [path for path, value in held(module).items() if not same(before.get(path), value)]
     if assigned or changed:
         raise _changing("buffer" if assigned else "attribute", (assigned or changed)[0])
@@ -36,6 +39,24 @@ def _changing(kind: str, path: str) -> ModelError:
         next_step="Compute it outside the model, and pass it as an input or a target; or "
         "leave it out.",
     )
+
+
+def called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+    """What a module gives; random numbers are as they were afterwards.
+
+    With gradients on, as where it learns: without them encoders of torch's go another way, which
+    fails under autocast. Raises ModelError where it does not run, though it was exported.
+    """
+    try:
+        with torch.random.fork_rng(devices=()), torch.enable_grad():
+            return module(*tensors)
+    except Exception as error:  # whatever the user's code raises
+        where = where_called(traceback.extract_tb(error.__traceback__))
+        raise ModelError(
+            f"it does not run when it is called{where}: {type(error).__name__}: "
+            f"{first_line(str(error))}",
+            next_step=TRY,
+        ) from error
 
 
 @contextmanager
@@ -64,12 +85,11 @@ def spared(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
             owner._buffers[name] = tensor
 
 
-def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[str]:
+def _assigned(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[str]:
     """The buffers that a call assigns; it leaves them, and the random numbers, as they were."""
     owners = dict(module.named_modules())
     with spared(module) as given:
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            module(*tensors)
+        called(module, tensors)
         places = {path: path.rpartition(".") for path in given}
         return [
             path

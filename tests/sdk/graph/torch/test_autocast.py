@@ -112,3 +112,29 @@ def test_a_loss_and_its_gradients_are_bit_equal(name):
     own = dict(net.named_parameters())
     flat = torch.cat([own[p.name].grad.reshape(-1) for p in graph.parameters])
     assert torch.equal(made.gradients()[: len(flat)], flat)
+
+
+class Padded(nn.Module):
+    """Without gradients, torch's encoder takes a fast path that fails under autocast."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.last = nn.TransformerEncoder(layer, 2), nn.Linear(8, 5)
+
+    def forward(self, x):
+        padded = x[:, :, 0] > 0.5
+        return self.last(self.encoder(x, src_key_padding_mask=padded)[:, 0])
+
+
+def test_an_encoder_with_a_mask_of_padding_learns_under_autocast_as_in_torch():
+    torch.manual_seed(0)
+    x, targets = torch.randn(4, 6, 8), torch.tensor([0, 1, 2, 3])
+    x[:, :4, 0], x[:, 4:, 0] = 0.0, 1.0
+    net, loss = Padded(), functional.cross_entropy
+    model = Model.from_torch(net, x, loss=loss, example_targets=targets, autocast="bfloat16")
+    made = loaded(model.segment(0, len(model.layers(True)), train=True)[1], model.state())
+    with cast():
+        expected = loss(net(x), targets)
+    (found,) = made.forward(tuple(model.fed(x, targets).values()), key="k", train=True)
+    assert torch.equal(found, expected)

@@ -323,3 +323,26 @@ def test_models_are_made_in_several_threads():
     with ThreadPoolExecutor(len(nets)) as pool:
         models = list(pool.map(made, nets))
     assert [m.segment(0, len(m.layers()))[1].outputs[0].shape[1] for m in models] == [2, 3, 4, 5]
+
+
+class Moody(nn.Module):
+    """It can be exported, and fails where it is called otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.sizes = nn.Linear(4, 4), {}
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting():
+            return self.layer(x) * self.sizes["x"]
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_what_fails_only_when_it_is_called_is_told_with_its_line(train):
+    x = torch.randn(4, 4)
+    with_loss = {"loss": nn.functional.mse_loss, "example_targets": x} if train else {}
+    with pytest.raises(
+        ModelError, match=r"does not run when it is called.*sizes\[\"x\"\].*KeyError"
+    ):
+        Model.from_torch(Moody(), x, **with_loss)
