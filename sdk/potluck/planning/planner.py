@@ -17,6 +17,7 @@ from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
+from potluck.planning.rare_collections import rare_collections
 from potluck.planning.rerank import N_PLANS, rerank
 from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import best_s, promising, scheduled
@@ -32,6 +33,7 @@ N_SIZED = 3  # plans whose stages are tried with other micro-batches
 N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
 
 
+@rare_collections()
 def make_plans(
     problem: Problem,
     *,
