@@ -67,8 +67,8 @@ guard(
 guard(
     "a worker signals nobody else",
     WORKER + "sandbox.py",
-    '"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)',
-    '"signals": "refused, but to itself"',
+    "refused = seccomp.refuse(os.getpid(), opens_devices=opens_devices, has_driver=any(uses))",
+    'refused = "refused, but to itself"',
     "tests/agent/worker/test_seccomp.py",
 )
 guard(
@@ -390,6 +390,34 @@ guard(
     'BITS = {"open": (1, 0x243), "openat": (2, 0x243)}',
     "BITS = {}",
     "tests/agent/worker/test_files_of_others.py",
+)
+guard(
+    "no memory is taken that no limit counts",
+    WORKER + "seccomp.py",
+    "_GROWS if has_driver else _GROWS | _SHARED",
+    "0",
+    "tests/agent/worker/test_seccomp.py",
+)
+guard(
+    "a worker has read what it answers",
+    AGENT + "net/worker_supervisor.py",
+    "if messages and worker.unsent_bytes > MOST_UNSENT_BYTES:",
+    "if False:",
+    "tests/agent/net/test_ending_workers.py",
+)
+guard(
+    "no window is open that nobody knows of",
+    AGENT + "control_files.py",
+    "    _remove(state, *ASKED)\n",
+    "",
+    "tests/agent/test_keys.py",
+)
+guard(
+    "who was forgotten while the disk was full",
+    AGENT + "keys.py",
+    "if not is_there(_mark(state, peer))",
+    "if True",
+    "tests/agent/test_keys.py",
 )
 guard(
     "files of people are not read",
