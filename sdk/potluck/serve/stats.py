@@ -4,9 +4,10 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# reasons of refusals that hold at any time
+# reasons of refusals; the first two hold at any time
 CLOSED = "this service is closed"
 TOO_MANY_ROWS = "more rows than its queue takes"
+NOBODY = "no device that has it is left"
 LATEST = 1024  # answers whose seconds are remembered
 # upper bounds, in seconds, of the buckets that a Prometheus histogram counts answers in
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

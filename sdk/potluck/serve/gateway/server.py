@@ -26,6 +26,7 @@ with needed():
     import uvicorn
 
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
+    from potluck.serve.gateway.http_connection import HttpConnection
     from potluck.serve.gateway.middleware import OWN_NAMES, BodyBudget, RequestGuard
     from potluck.serve.gateway.page import HomePage, PageRoutes
     from potluck.serve.gateway.text import Texts
@@ -109,7 +110,7 @@ class Gateway:
             within,
             host=host,
             port=port,
-            http="h11",
+            http=HttpConnection,
             ws="none",
             log_level="critical",
             access_log=False,

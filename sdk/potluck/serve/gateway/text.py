@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from potluck.errors import PotluckError, UserError
+from potluck.serve.gateway.http_connection import SAYS_NO_MORE
 from potluck.serve.gateway.middleware import AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, NotFound, read_document
 from potluck.serve.gateway.shown_text import CLEANED, behind, certain
@@ -351,6 +352,13 @@ async def _whole(request: Request, asked: Asked) -> str:
         asked.text()  # it may stop here
         if await request.is_disconnected():
             asked.generation.cancel()
+        elif request.scope.get(SAYS_NO_MORE):
+            asked.generation.cancel()
+            raise BadRequest(
+                "connection: you closed your side of it, as who leaves does; keep it open until "
+                "the whole text is there, or ask for a stream.",
+                field="connection",
+            )
     asked.generation.check()
     return asked.text()
 

@@ -62,6 +62,32 @@ def need_frequency(name: str, slo: Slo) -> Frequency:
     return slo
 
 
+def own_limit_s(limit_s: float | None, most_s: float) -> float:
+    """The limit of one request.
+
+    Parameters
+    ----------
+    limit_s
+        Its own, as it was asked for; None: that of the service.
+    most_s
+        The service's.
+
+    Raises
+    ------
+    UserError
+        That is no number of seconds.
+
+    Examples
+    --------
+    >>> own_limit_s(None, 2.0), own_limit_s(0.5, 2.0), own_limit_s(0, 2.0), own_limit_s(9, 2.0)
+    (2.0, 0.5, 0, 2.0)
+    """
+    if limit_s is None:
+        return most_s
+    check_number("limit_s", limit_s, zero=True)
+    return min(most_s, limit_s)
+
+
 def stream_fps(slo: Frequency, fps: float | None) -> float:
     """The frames per second of a stream.
 

@@ -21,8 +21,10 @@ from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.alarm import Alarm
 from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy, pools_alive
 from potluck.serve.runtime.device_turns import DeviceTurns
-from potluck.serve.runtime.loaded_model import Computing, Loaded
+from potluck.serve.runtime.loaded_model import Compute, Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
+    LOSSES,
+    TRIES,
     ComputedBatch,
     Pending,
     RequestRow,
@@ -51,24 +53,14 @@ from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.stats import CLOSED, TOO_MANY_ROWS, Counts, ServiceStats
-from potluck_wire.messages import FailureCause, RefusalCode
+from potluck.serve.stats import CLOSED, NOBODY, TOO_MANY_ROWS, Counts, ServiceStats
+from potluck_wire.messages import RefusalCode
 from potluck_wire.request_handler import ServeRefusal
 
 if TYPE_CHECKING:
     import torch
 
-LOSSES = frozenset(
-    {FailureCause.CRASHED, FailureCause.HUNG, FailureCause.MEMORY, FailureCause.INTERNAL}
-)  # of a worker, which the row may be to blame for
-TRIES = 2  # of a row, before whoever computes it is not risked for it any more
 STATE_S = 1.0  # between statements of its own state, by which idle goodput is counted
-NOBODY = "no device that has it is left"
-
-
-# has the rows of a batch computed where they are loaded: service, where, inputs, how many rows, and
-# the seconds that are left
-Compute = Callable[[str, Loaded, "Sequence[torch.Tensor]", int, float], Computing]
 
 
 class Dispatch:
@@ -204,7 +196,8 @@ class Dispatch:
         return pending
 
     def open(self, name: str, fps: float) -> tuple[int, float]:
-        """Admit a stream; its number, and the frames per second that it is granted: 0 is none.
+        """Admit a stream; its number, and the frames per second that it is granted: 0 is none yet
+        where it is open, as its frames wait for a device like other requests, and else none.
 
         Parameters
         ----------
@@ -217,9 +210,15 @@ class Dispatch:
             number = next(self._numbers)
             self._asked_fps[number] = fps
             self._admit(name, number)
-            if (granted_fps := self._streams.get(number, 0.0)) == 0:
+            granted_fps = self._streams.get(number, 0.0)
+            waits = self._is_placing and self._node.now(name, self.clock()) is None
+            if not granted_fps and not waits:
                 del self._asked_fps[number]
             return number, granted_fps
+
+    def is_open(self, stream: int) -> bool:
+        """Whether a stream may ask: it is granted frames, or its service is being placed anew."""
+        return stream in self._asked_fps
 
     def granted_fps(self, stream: int) -> float:
         """What a stream is granted now; 0 once it is over."""
@@ -257,8 +256,12 @@ class Dispatch:
 
     def stats(self, name: str) -> ServiceStats:
         """What a service has done so far."""
+        return self.stats_of(self.counts[name])
+
+    def stats_of(self, counts: Counts) -> ServiceStats:
+        """What a service has done that is counted there: one that is closed, too."""
         with self._lock:
-            return self.counts[name].stats()
+            return counts.stats()
 
     def expected_s(self, name: str) -> float | None:
         """Until when a request that came now would be answered; None: nobody has it."""
@@ -377,10 +380,8 @@ class Dispatch:
         pending.answered_s = self.clock()
         for number in pending.numbers:
             self._rows.pop(number, None)
-        if error is not None:
-            self._give(lambda: pending.future.set_exception(error))
-        else:
-            self._give(pending.give)
+        give = pending.give if error is None else partial(pending.future.set_exception, error)
+        self._give(give)
 
     # --- batches ----------------------------------------------------------------------------------
 

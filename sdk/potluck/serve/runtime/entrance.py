@@ -59,14 +59,14 @@ class Entrance:
         *inputs, **named
             As `forward` takes them; as many rows as it takes at once, at most (`devices`).
         limit_s
-            A limit of its own, if it is shorter than the service's.
+            A limit of its own, if it is shorter than the service's; 0 is refused at once.
 
         Raises
         ------
         NotServed
             The service has ended, or this device is no entrance of it any more.
         UserError
-            There is no row, or there are more than it takes at once.
+            There is no row, there are more than it takes at once, or that is no limit.
         """
         given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
         given = tuple(each.clone() for each in given)  # they may be overwritten meanwhile

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from potluck import units
 from potluck.errors import NotServed, PotluckError, ProtocolError, UserError
 from potluck.run.tensors import padded
+from potluck.serve.runtime.argument_checks import own_limit_s
 from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.sessions.events import AskService, Payload, RequestAll, ServiceAnswer
@@ -292,7 +293,7 @@ class Entrances:
         NotServed
             That device is no entrance of it.
         UserError
-            It takes fewer rows at once.
+            It takes fewer rows at once, or that is no limit.
         """
         programs, rows = self.programs(name, device), inputs[0].shape[0]
         program = next((each for each in programs if each.rows >= rows), None)
@@ -303,7 +304,7 @@ class Entrances:
                 next_step="Ask for fewer at a time, or the service itself.",
             )
         standing = self._granted[name]
-        left_s = min(standing.limit_s, limit_s or standing.limit_s)
+        left_s = own_limit_s(limit_s, standing.limit_s)
         return self._ask(standing, device, program, inputs, rows, left_s)
 
     def _ask(

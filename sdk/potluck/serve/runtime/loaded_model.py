@@ -323,3 +323,8 @@ def with_batch(plan: Plan, batch: int) -> Plan:
     """
     stages = tuple(replace(s, devices=(s.lead,), shares=(batch,)) for s in plan.stages)
     return replace(plan, stages=stages, micro_batch=batch, n_micro_batches=1, peak_bytes={})
+
+
+# has the rows of a batch computed where they are loaded: service, where, inputs, how many rows, and
+# the seconds that are left
+Compute = Callable[[str, Loaded, "Sequence[torch.Tensor]", int, float], Computing]

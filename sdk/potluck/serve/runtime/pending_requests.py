@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck.errors import NotServed
 from potluck.serve.stats import CLOSED, TOO_MANY_ROWS
+from potluck_wire.messages import FailureCause
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+LOSSES = frozenset(
+    {FailureCause.CRASHED, FailureCause.HUNG, FailureCause.MEMORY, FailureCause.INTERNAL}
+)  # of a worker, which the row may be to blame for
+TRIES = 2  # of a row, before whoever computes it is not risked for it any more
 
 
 @dataclass(frozen=True, slots=True)

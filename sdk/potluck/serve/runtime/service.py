@@ -8,14 +8,13 @@ from typing import Any
 from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
-from potluck.serve.runtime.argument_checks import need_frequency, stream_fps
+from potluck.serve.runtime.argument_checks import need_frequency, own_limit_s, stream_fps
 from potluck.serve.runtime.device_placement import ServiceDemand
-from potluck.serve.runtime.dispatch import NOBODY
 from potluck.serve.runtime.entrance import Entrance
 from potluck.serve.runtime.pending_requests import Pending, closed, in_turn
 from potluck.serve.runtime.serving import Serving
 from potluck.serve.scheduling.records import Slo
-from potluck.serve.stats import ServiceStats
+from potluck.serve.stats import NOBODY, ServiceStats
 
 
 class Service(Shown):
@@ -33,6 +32,7 @@ class Service(Shown):
         self._serving, self._wanted = serving, wanted
         self._model = wanted.model
         self.name = wanted.name
+        self._counts = serving.dispatch.counts[wanted.name]  # another one may get its name
 
     @property
     def slo(self) -> Slo:
@@ -56,8 +56,8 @@ class Service(Shown):
 
     @property
     def stats(self) -> ServiceStats:
-        """What it has done so far."""
-        return self._serving.dispatch.stats(self.name)
+        """What it has done so far, or had done when it was closed."""
+        return self._serving.dispatch.stats_of(self._counts)
 
     @property
     def is_open(self) -> bool:
@@ -114,15 +114,16 @@ class Service(Shown):
         *inputs, **named
             As `forward` takes them.
         limit_s
-            A limit of its own, if it is shorter than the service's.
+            A limit of its own, if it is shorter than the service's; 0 is refused at once.
 
         Raises
         ------
         ModelError
             Inputs are not what they should be.
         UserError
-            There is no row.
+            There is no row, or that is no limit.
         """
+        limit_s = own_limit_s(limit_s, self.slo.tolerance_s)
         tensors, rows = self._checked(inputs, named)
         return self._asked_for(tensors, rows, limit_s=limit_s)
 
@@ -183,8 +184,9 @@ class Service(Shown):
         if not self.is_open:
             raise closed(self.name, slo.tolerance_s)
         dispatch = self._serving.dispatch
-        stream, granted_fps = dispatch.open(self.name, wanted_fps)
-        if not granted_fps and not self.devices:
+        stream, _ = dispatch.open(self.name, wanted_fps)
+        is_open = dispatch.is_open(stream)
+        if not is_open and not self.devices:
             raise NotServed(
                 f"{self.name}: {NOBODY}.",
                 next_step="Ask again when one is back, see home.devices.",
@@ -192,7 +194,7 @@ class Service(Shown):
                 limit_s=slo.tolerance_s,
                 soonest_s=None,
             )
-        if not granted_fps:
+        if not is_open:
             raise NotServed(
                 f"{self.name}: other streams take all that its devices give.",
                 next_step="Ask again when one of them has ended, or for fewer frames per second.",

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.sdk.run.language_models import language_model, model_of, written
 from tests.sdk.serve.gateway.test_gateway import answer_of
+from tests.sdk.serve.gateway.test_http_connection import answers_of, request
 
 import potluck
 from potluck.errors import NotServed, PotluckError, UserError
@@ -334,6 +335,18 @@ def test_a_client_that_goes_takes_its_text_with_it(client, home):
             break
         time.sleep(0.05)
     assert gone.is_set()
+
+
+def test_a_whole_text_is_written_for_who_keeps_the_connection_open_and_a_stream_for_all(gateway):
+    body = json.dumps({"text_input": "1 2", "max_tokens": 100_000})
+    answer = answers_of(gateway, request("/v2/models/chat/generate", body))
+    assert answer.startswith("HTTP/1.1 400")
+    assert "ask for a stream" in answer
+    document = {"text_input": "1 2", "max_tokens": 5}
+    whole = json.loads(ask(gateway, "/v2/models/chat/generate", **document)[1])["text_output"]
+    stream = request("/v2/models/chat/generate_stream", json.dumps(document))
+    events = [row for row in answers_of(gateway, stream).splitlines() if row.startswith("data: ")]
+    assert "".join(json.loads(row[6:])["text_output"] for row in events) == whole
 
 
 @pytest.mark.parametrize(

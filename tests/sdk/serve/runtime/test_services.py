@@ -248,6 +248,39 @@ def test_one_that_has_the_name_of_an_earlier_one_counts_from_nothing(own_home, m
             assert service.stats.n_asked == 1
 
 
+def test_what_a_closed_one_has_done_stays_told_when_another_one_has_its_name(own_home, model):
+    slo = potluck.Latency(LONG_S)
+    closed = own_home.serve(model, "birds", slo=slo).wait()
+    closed(torch.zeros(3, 8))
+    done = closed.stats
+    closed.close()
+    assert closed.stats == done
+    new = own_home.serve(model, "birds", slo=slo).wait()
+    for _ in range(2):
+        new(torch.zeros(1, 8))
+    assert (closed.stats, done.n_answered) == (done, 1)
+    assert own_home.services["birds"].stats == new.stats
+
+
+LIMITS = [-1.0, float("nan"), float("inf"), True, "2"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("limit_s", LIMITS)
+def test_a_limit_of_ones_own_is_a_number_of_seconds(birds, limit_s):
+    for ask in (birds.request, birds.at(next(iter(birds.devices))).ask):
+        with pytest.raises(UserError, match="limit_s must be a finite number, zero or more"):
+            ask(torch.zeros(1, 8), limit_s=limit_s)
+    assert birds.stats.n_asked == 0
+
+
+def test_no_time_at_all_is_refused_by_the_service_and_by_its_devices(birds):
+    x, entrance = torch.zeros(1, 8), birds.at(next(iter(birds.devices)))
+    for asked in (birds.request(x, limit_s=0.0).future, entrance.ask(x, limit_s=0)):
+        with pytest.raises(NotServed):
+            asked.result(LONG_S)
+
+
 def test_what_is_closed_stays_closed_when_another_one_has_its_name(own_home, model):
     x, slo = torch.randn(1, 8), potluck.Frequency(fps=5, tolerance_s=LONG_S)
     closed = own_home.serve(model, "birds", slo=slo).wait()

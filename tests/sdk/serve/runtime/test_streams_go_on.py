@@ -35,6 +35,45 @@ class InstantAnswer:
         return [torch.zeros(self.rows, 1)]
 
 
+def lost_by(dispatch, record, pool):
+    """A service whose only device is found lost: somebody places it anew."""
+    device = InstantDevice("one")
+    dispatch.add(record)
+    dispatch.place([(pool, [device])])
+    device.is_lost = True
+    asked = dispatch.ask("cameras", [torch.zeros(1, 1)], 1, list)
+    assert dispatch.lost.is_set()
+    assert not asked.is_over
+    dispatch.lost.clear()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_stream_that_is_asked_for_while_its_service_is_placed_anew_waits_for_it(comes):
+    now_s = [0.0]
+    record = stream_service("cameras", fps=FPS, tolerance_s=0.5)
+    pool = Pool(allocation(record), 1)
+    answering = lambda name, device, *_: InstantAnswer(device, 1)  # noqa: E731
+    dispatch = Dispatch(answering, lambda: now_s[0], is_placed_anew=True)
+    lost_by(dispatch, record, pool)
+    stream, granted_fps = dispatch.open("cameras", FPS)
+    assert (granted_fps, dispatch.is_open(stream)) == (0.0, True)
+    row = [torch.zeros(1, 1)]
+    asked = dispatch.ask("cameras", row, 1, list, stream=stream, frame=0)
+    assert not asked.is_over
+    if comes:
+        dispatch.place([(pool, [InstantDevice("two")])])
+    dispatch.placed_anew()
+    assert asked.is_over
+    assert (asked.future.exception() is None) == comes
+    assert dispatch.granted_fps(stream) == (FPS if comes else 0.0)
+    if not comes:  # nobody places it any more
+        refused, granted_fps = dispatch.open("cameras", FPS)
+        assert (granted_fps, dispatch.is_open(refused)) == (0.0, False)
+    dispatch.end("cameras", stream)
+    assert not dispatch.is_open(stream)
+    dispatch.close()
+
+
 def test_a_stream_goes_on_when_a_device_is_back():
     now_s = [0.0]
     record = stream_service("cameras", fps=FPS, tolerance_s=0.5)
