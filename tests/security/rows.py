@@ -166,6 +166,9 @@ ROWS: dict[str, Row] = {
         "it is known by its key, whatever its address; another key at its address is not talked to",
         tests_of(
             "sdk/lab/test_relay:test_a_device_that_came_back_as_another_process_is_known",
+            "sdk/discover/test_moved_devices:test_two_that_changed_places_are_both_known "
+            "test_one_that_was_paired_again_under_another_key_is_known_by_that "
+            "test_whoever_has_no_key_of_a_paired_device_is_not_talked_to",
             "agent/test_agent_life:test_the_key_stays_the_same_over_a_restart "
             "test_a_device_that_changed_its_identity_is_not_talked_to",
             "sdk/lab/test_lab:test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from potluck.discover.addresses import as_name, parse_address
 from potluck.discover.keyring import Keyring, KnownDevice, free_name
 from potluck.discover.pairing import pair_and_remember, unreached
-from potluck.errors import NotPaired, UserError
+from potluck.errors import IdentityChanged, NotPaired, UserError
 from potluck.sanitized_text import who_is_here
 from potluck.sessions.events import Address
 from potluck.sessions.members import Member, Members
@@ -40,21 +40,31 @@ def add_strangers(
 def add_peers(members: Members, ring: Keyring, addresses: Sequence[Address]) -> None:
     """Whoever is at these addresses, with a session where it is paired: a device that is known to
     have been there, one that is known by its key, or a stranger. `Member.error` says where nobody
-    is.
+    is. Two may have changed places, or one been paired again under another key.
     """
-    elsewhere = []
+    elsewhere, latest_first = [], ring.devices()[::-1]
     for address in addresses:
-        known = next((known for known in ring.devices() if address in known.addresses), None)
+        known = next((known for known in latest_first if address in known.addresses), None)
         if known is None:
             elsewhere.append(address)
         else:
             members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
     members.join()
+    for address in [address for address in addresses if _is_another(members, address)]:
+        _recognised(members, ring, address)
     with ThreadPoolExecutor(max(len(elsewhere), 1)) as pool:
         errors = [*pool.map(unreached, elsewhere)]
     for address, error in zip(elsewhere, errors, strict=True):
         if error is not None or not _recognised(members, ring, address):
             members.add(Member(name=str(address), addresses=(address,), error=error))
+
+
+def _is_another(members: Members, address: Address) -> bool:
+    """Whether someone else is where a paired device was."""
+    return any(
+        isinstance(member.error, IdentityChanged) and address in member.addresses
+        for member in members.values()
+    )
 
 
 def _recognised(members: Members, ring: Keyring, address: Address) -> bool:
