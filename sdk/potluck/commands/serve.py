@@ -4,16 +4,19 @@ import argparse
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
+from potluck.serve.runtime.argument_checks import check_service_name
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 HTTP = "127.0.0.1:8080"
 LOOK_S, ANSWER_S = 1.0, 5.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 TOKEN = "POTLUCK_SERVE_TOKEN"  # noqa: S105 - the name of a variable
 
 
@@ -60,24 +63,25 @@ def _serve(args: argparse.Namespace) -> int:
     import os
 
     from potluck.home import Home
+    from potluck.serve.gateway.server import check_certificate, check_entrance
     from potluck.serve.scheduling.records import Latency
 
     if not args.http:
         raise UserError("no entrance is asked for.", next_step=f"potluck serve --http {HTTP} ...")
     host, port = _place(args.http)
-    limit = Latency(args.latency)
-    models = {name: _model(path) for name, path in map(_named, args.model)}
-    if not models:
-        raise UserError("there is nothing to serve.", next_step="--model birds=birds.onnx")
+    limit, token = Latency(args.latency), os.environ.get(TOKEN, "")
+    check_entrance(host, token)
+    check_certificate(args.certificate, args.key)
+    models = {name: _model(path) for name, path in _files(args.model).items()}
     traces: TracerProvider | None = None
     if args.traces:
         from potluck.serve.gateway.traces import exporting
 
         traces = exporting()
-    ending = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
-    home: Home = Home.local(args.local) if args.local else Home.discover(state=args.state)
+    for number in _ENDING:
+        signal.signal(number, _interrupt)
+    is_local = args.local is not None
+    home: Home = Home.local(args.local) if is_local else Home.discover(state=args.state)
     with home:
         for name, model in models.items():
             service = home.serve(model, name, slo=limit).wait()
@@ -85,30 +89,52 @@ def _serve(args: argparse.Namespace) -> int:
         gateway = home.gateway(
             host=host,
             port=port,
-            token=os.environ.get(TOKEN, ""),
+            token=token,
             certificate=args.certificate,
             key=args.key,
             tracer_provider=traces,
         )
         print(f"Serving at {gateway.url}", flush=True)
-        ending.wait()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
     if traces is not None:
         traces.shutdown()
     return 0
 
 
+def _interrupt(*_: object) -> None:
+    """End what is under way, as a placement, by the first signal; more do not interrupt the end."""
+    for number in _ENDING:
+        signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
+
+
 def _place(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UserError(f"--http takes HOST:PORT, got {text!r}.", next_step=f"--http {HTTP}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip(" []") or "127.0.0.1", int(port)
 
 
-def _named(text: str) -> tuple[str, Path]:
-    name, found, path = text.partition("=")
-    if not found:
-        raise UserError(f"--model takes NAME=FILE, got {text!r}.", next_step="birds=birds.onnx")
-    return name, Path(path)
+def _files(given: list[str]) -> dict[str, Path]:
+    """The files of models by the names of their services."""
+    files: dict[str, Path] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not path:
+            raise UserError(
+                f"--model takes NAME=FILE, got {text!r}.", next_step="--model birds=birds.onnx"
+            )
+        check_service_name(name)
+        if name in files:
+            raise UserError(
+                f"two models are called {name!r}: {files[name]} and {path}.",
+                next_step="Choose another name for one of them.",
+            )
+        files[name] = Path(path)
+    if not files:
+        raise UserError("there is nothing to serve.", next_step="--model birds=birds.onnx")
+    return files
 
 
 def _model(path: Path) -> Any:

@@ -89,6 +89,39 @@ def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys, collector):
     assert sorted(names) == expected_names
 
 
+class SignalledHome:
+    """A home that is told to end while it places a model, and once more while it closes."""
+
+    def __init__(self, number):
+        self.number, self.n_closed = number, 0
+
+    def serve(self, *_, **__):
+        signal.raise_signal(self.number)
+        raise AssertionError("the placement goes on")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        signal.raise_signal(self.number)
+        self.n_closed += 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_placement_and_its_home_is_closed(number, tmp_path, monkeypatch):
+    path, home = tmp_path / "birds.potluck", SignalledHome(number)
+    potluck.Model.from_torch(torch.nn.Linear(3, 2), torch.randn(2, 3)).save(path)
+    monkeypatch.setattr("potluck.home.Home.local", lambda n: home)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        serving = ["serve", "--http", "127.0.0.1:0", "--local", "1", "--model", f"birds={path}"]
+        assert main(serving) == 130
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert home.n_closed == 1
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -97,7 +130,14 @@ def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys, collector):
         (["--http", "here"], "HOST:PORT"),
         (["--http", "127.0.0.1:0", "--model", "birds"], "NAME=FILE"),
         (["--http", "127.0.0.1:0", "--model", "b=no.onnx"], "no.onnx"),
+        (["--http", "127.0.0.1:0", "--model", "b="], "NAME=FILE"),
+        (["--http", "127.0.0.1:0", "--model", "../b=b.onnx"], "letters, digits"),
+        (["--http", "127.0.0.1:0", "--model", "b=1.onnx", "--model", "b=2.onnx"], "two models"),
         (["--http", "127.0.0.1:0", "--latency", "0"], "limit_s"),
+        (["--http", "127.0.0.1:²"], "HOST:PORT"),
+        (["--http", "0.0.0.0:0"], "POTLUCK_SERVE_TOKEN"),
+        (["--http", "127.0.0.1:0", "--key", "key.pem"], "key without a certificate"),
+        (["--http", "127.0.0.1:0", "--certificate", "no.pem"], "no.pem cannot be used"),
         (["top", "--http", "127.0.0.1:1"], "nobody serves"),
     ],
 )

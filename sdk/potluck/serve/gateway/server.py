@@ -5,6 +5,7 @@ import gc
 import ipaddress
 import logging
 import re
+import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,6 +91,7 @@ class Gateway:
         tracer_provider: "TracerProvider | None" = None,
     ) -> None:
         check_entrance(host, token)
+        check_certificate(certificate, key)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
         limit = ConnectionLimit() if limit is None else limit
@@ -122,10 +124,7 @@ class Gateway:
             server_header=False,
             proxy_headers=False,  # else whoever asks would say which connection it comes by
         )
-        try:
-            config.load()
-        except (OSError, ValueError) as error:
-            raise FileError(f"the certificate cannot be used: {error}.") from error
+        config.load()
         try:
             sock = config.bind_socket()
         except SystemExit:
@@ -178,7 +177,8 @@ class Gateway:
     @property
     def url(self) -> str:
         """Where it is."""
-        return f"http{'s' if self._is_tls else ''}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host  # RFC 3986, section 3.2.2
+        return f"http{'s' if self._is_tls else ''}://{host}:{self.port}"
 
     @property
     def watch_url(self) -> str:
@@ -282,6 +282,39 @@ def check_entrance(host: str, token: str) -> None:
     if not is_loopback(host) and not token:
         raise UserError(
             f"{host} can be reached from other computers, and no token is asked for.",
-            next_step="Give one, home.gateway(host=..., token=...), and a certificate; or listen "
-            "at 127.0.0.1.",
+            next_step="Give one, home.gateway(host=..., token=...) or POTLUCK_SERVE_TOKEN of "
+            "`potluck serve`, and a certificate; or listen at 127.0.0.1.",
         )
+
+
+def check_certificate(certificate: str | Path | None, key: str | Path | None) -> None:
+    """Refuse files that no server can show, and a key that nobody could ask for.
+
+    Parameters
+    ----------
+    certificate, key
+        Files in PEM form; a key may be in the certificate's.
+
+    Raises
+    ------
+    UserError
+        There is a key alone.
+    FileError
+        They cannot be read, are none, or do not belong together; or the key has a pass phrase.
+    """
+    if certificate is None:
+        if key is not None:
+            raise UserError(
+                f"{key} is a key without a certificate.", next_step="Give both, or none."
+            )
+        return
+    files = f"the certificate {certificate}" + (f" with the key {key}" if key is not None else "")
+    try:
+        # a pass phrase would be asked for on the terminal, if there is one
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"{files} cannot be used: {error}.",
+            next_step="Give files in PEM form that belong together, the key without a pass phrase.",
+        ) from error

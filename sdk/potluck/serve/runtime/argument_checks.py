@@ -159,7 +159,7 @@ def check_service_name(name: str) -> None:
         raise UserError(
             f"a service is called by letters, digits and {' '.join(EXTRA)}, up to {MAX_NAME} of "
             f"them; got {name!r}.",
-            next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
+            next_step="Choose another name, such as birds-2.",
         )
 
 

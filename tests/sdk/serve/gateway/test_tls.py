@@ -7,6 +7,8 @@ import http.client
 import json
 import socket
 import ssl
+import subprocess
+import urllib.request
 from asyncio import sslproto
 from contextlib import ExitStack, suppress
 
@@ -16,6 +18,7 @@ from tests.sdk.serve.gateway.test_page import certified
 from tests.timeouts import TIMEOUT_S
 
 import potluck
+from potluck.errors import FileError, HomeError, UserError
 from potluck.serve.gateway import listener
 from potluck.testing.memory import memory_home
 
@@ -44,6 +47,37 @@ def entrance(net, tmp_path_factory):
         home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
         with home.gateway(certificate=certificate, key=key, token=TOKEN) as gateway:
             yield gateway, certificate, foreign
+
+
+def with_pass_phrase(folder):
+    """A key that asks for one."""
+    path = folder / "locked.pem"
+    command = ["openssl", "genrsa", "-aes256", "-passout", "pass:phrase", "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def test_files_that_no_server_can_show_are_named_and_nobody_is_asked_for_a_pass_phrase(tmp_path):
+    (tmp_path / "other").mkdir()
+    (certificate, key), (_, foreign) = certified(tmp_path), certified(tmp_path / "other")
+    locked, missing = with_pass_phrase(tmp_path), tmp_path / "missing.pem"
+    for files in [(certificate, foreign), (certificate, locked), (missing, key), (key, None)]:
+        with pytest.raises(FileError, match="cannot be used") as caught:
+            Gateway(dict, certificate=files[0], key=files[1])
+        assert all(str(path) in str(caught.value) for path in files if path is not None)
+    with pytest.raises(UserError, match="without a certificate"):
+        Gateway(dict, key=key)
+
+
+def test_an_address_of_ipv6_stands_in_brackets():
+    try:
+        opened = Gateway(dict, host="::1")
+    except HomeError:
+        pytest.skip("there is no IPv6 here")
+    with opened:
+        assert opened.url == f"http://[::1]:{opened.port}"
+        with urllib.request.urlopen(f"{opened.url}/v2", timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200
 
 
 def triton_client(gateway, trusted):
