@@ -335,9 +335,16 @@ class Home(SharedHome, Shown):
         ----------
         device
             A name in `home.devices`.
+
+        Raises
+        ------
+        FileError
+            That cannot be written, as on a full disk: this home has it no more, the next one does.
         """
-        self._need_ring().forget(device)
-        self._members.remove(device)
+        ring = self._need_ring()
+        if ring.get(device) is not None:
+            self._members.remove(device)
+        ring.forget(device)
 
     def _give_way(self) -> bool:
         """Whether another home may have these keys by now: one with nothing under way closes for

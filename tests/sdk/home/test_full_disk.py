@@ -11,12 +11,13 @@ import pytest
 
 import potluck
 from potluck.coordinator.local_coordinator import write_place
-from potluck.discover.keyring import Keyring
+from potluck.discover.keyring import Keyring, KnownDevice
 from potluck.display import chrome_trace, markup, scene
 from potluck.documents import write_text, write_whole
-from potluck.errors import FileError
+from potluck.errors import FileError, UserError
 from potluck.planning.api import save_plan
 from potluck.records import Plan, Stage
+from potluck.sessions.events import Address
 
 resource = pytest.importorskip("resource")
 PLAN = Plan(
@@ -72,6 +73,20 @@ def test_a_home_opens_and_its_page_is_not_half_there(tmp_path):
         assert {*tmp_path.iterdir()} == files
         assert threads() <= before
         assert home.window().startswith("http://127.0.0.1:")
+
+
+def test_a_device_that_is_forgotten_is_talked_to_no_more(tmp_path):
+    place, key = Address(host="127.0.0.1", port=9), Keyring(tmp_path).identity()[0]
+    Keyring(tmp_path).remember(KnownDevice(name="jetson", key=key, addresses=(place,)))
+    with potluck.Home(peers=[str(place)], state=tmp_path) as home:
+        assert [*home.devices] == ["jetson"]
+        with pytest.raises(UserError, match="no device is called 'phone'"):
+            home.forget("phone")
+        with full_disk(), pytest.raises(FileError, match="cannot write"):
+            home.forget("jetson")
+        assert [*home.devices] == []
+        home.forget("jetson")
+        assert not Keyring(tmp_path).devices()
 
 
 @pytest.mark.parametrize("exists", [True, False])
