@@ -75,6 +75,7 @@ class CostTable:
         self.answers: dict[Any, Callable[..., Any]] = {}  # see `kept_by_table`
         self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = {}
+        self._weight_sums: dict[tuple[str, int], tuple[float, ...]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
@@ -193,7 +194,7 @@ class CostTable:
         rows
             Rows of a micro-batch.
         """
-        sums = (self._sums.get((device, rows)) or self._times(device, rows))[2]
+        sums = self._weight_sums.get((device, rows)) or self._weight_times(device, rows)
         return sums[stop] - sums[start]
 
     def parameter_bytes(self, start: int, stop: int) -> int:
@@ -403,23 +404,31 @@ class CostTable:
         )
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], ...]:
-        """Sums over the layers before: forward, backward, and of it what is for weights."""
+        """Sums over the layers before: forward, backward."""
         found = self._sums.get((device, rows))
         if found is None:
             costs = self.problem.costs[device]
-            training = isinstance(self.problem.workload, Training)
             sizes = [cost.rows for cost in costs]
             forward = _prefix(sizes, [cost.forward_s for cost in costs], rows)
-            backward = weight = (0.0,) * len(forward)
-            if training:
+            backward = (0.0,) * len(forward)
+            if isinstance(self.problem.workload, Training):
                 backward = _prefix(sizes, self._backward_s(device, costs), rows)
-                fracs = map(weight_frac, costs, self.problem.layers)
-                each = zip(fracs, pairwise(backward), strict=True)
-                weight = tuple(accumulate((f * (b - a) for f, (a, b) in each), initial=0.0))
             if self.recomputes:
                 backward = tuple(b + f for b, f in zip(backward, forward, strict=True))
-            found = self._sums[device, rows] = forward, backward, weight
+            found = self._sums[device, rows] = forward, backward
         return found
+
+    def _weight_times(self, device: str, rows: int) -> tuple[float, ...]:
+        """Sums over the layers before: of their backward, without what is computed again, what is
+        for weights.
+        """
+        costs = self.problem.costs[device]
+        backward = self.of(False)._times(device, rows)[1]
+        fracs = map(weight_frac, costs, self.problem.layers)
+        each = zip(fracs, pairwise(backward), strict=True)
+        sums = tuple(accumulate((f * (b - a) for f, (a, b) in each), initial=0.0))
+        self._weight_sums[device, rows] = sums
+        return sums
 
     def _backward_s(self, device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
         """As profiled; of layers that no gradient reaches 0, whatever was measured alone."""
