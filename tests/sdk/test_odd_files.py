@@ -4,6 +4,7 @@ nothing is read of what has no end.
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,11 +91,32 @@ def folder(tmp_path, monkeypatch):
 def test_what_is_no_file_is_refused_by_its_name(folder, make, load):
     path = folder / "./odd.toml"
     make(path)
-    n_open = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     with pytest.raises(PotluckError, match=r"odd\.toml"):
         load(path)
-    if n_open:
-        assert len(os.listdir("/proc/self/fd")) == n_open
+    assert not left_open(path)
+
+
+def left_open(path):
+    """The descriptors of this process that are of a file; where the system tells."""
+    name, found = os.path.basename(os.path.realpath(path)), []
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile by a thread of another test
+            target = os.readlink(descriptor)
+            found += [target] if os.path.basename(target) == name else []
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not tell")
+@pytest.mark.parametrize("make", [a_device, a_terminal, a_folder, a_terabyte])
+def test_what_is_left_open_would_be_seen(folder, make):
+    path = folder / "odd.toml"
+    make(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+    try:
+        assert left_open(path)
+    finally:
+        os.close(descriptor)
+    assert not left_open(path)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"a.toml", "", "a\0b.toml"])
