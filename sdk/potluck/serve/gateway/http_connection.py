@@ -24,7 +24,7 @@ class HttpConnection(H11Protocol):
         return self._says_no_more
 
     def on_response_complete(self) -> None:
-        """The last answer ends a connection that nothing more comes by."""
+        """The last answer ends a connection that nothing more comes by, no rest of a request."""
         super().on_response_complete()
-        if self._says_no_more and self.cycle.response_complete:
+        if self._says_no_more and (self.cycle.response_complete or self.cycle.more_body):
             self.transport.close()

@@ -78,3 +78,5 @@ def test_half_a_request_ends_the_connection(gateway):
     asked = request("/v2/models/birds/infer", json.dumps({"inputs": [ROW]}))
     assert answers_of(gateway, asked[:-1]) == ""
     assert answers_of(gateway, b"") == ""
+    for n in (1, 30, len(asked) - 1):  # behind a whole one: nothing waits for its rest
+        assert answers_of(gateway, asked + asked[:n]).count("HTTP/1.1") == 1
