@@ -35,6 +35,9 @@ KEPT_ENVIRONMENT = (
     *KERNELS,
     *VISIBLE,
 )
+# Threads that wait for each other sleep: what else the device does shall not wait for them. GNU's
+# first look a few microseconds whether the others come, as they do where the cores are free.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
 SOON_S = 0.02  # mostly it is gone by then; nobody else's work waits longer
@@ -381,7 +384,7 @@ def worker_environment(threads: int) -> dict[str, str]:
         name: str(threads)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     }
-    return kept | counts | {"OMP_WAIT_POLICY": "PASSIVE", "LC_ALL": "C.UTF-8"} | MALLOC
+    return kept | counts | WAITING | MALLOC | {"LC_ALL": "C.UTF-8"}
 
 
 def _hand_over(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:

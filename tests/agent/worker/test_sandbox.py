@@ -157,6 +157,7 @@ def test_the_environment_holds_no_secret(monkeypatch):
         *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
         *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LC_ALL", *MALLOC),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY"),
+        "GOMP_SPINCOUNT",
     }
 
 
