@@ -136,10 +136,13 @@ class StageOptions:
             most = self._most(start, stop, latency_s - first_s, most)
             if self._needed([floors.tops[q - 1] if q else 0 for q in most]) == inf:
                 break
-            left_s = latency_s - self.after[stop]
-            in_time = self._most(start, stop, left_s - first_s, most)
-            rows = self._rows(start, stop, in_time, latency_s)
-            alone = tuple(k for k, n_rows in enumerate(rows) if n_rows >= self.micro_batch)
+            left_s, in_time = latency_s - self.after[stop], most
+            if self.after[stop]:
+                in_time = self._most(start, stop, left_s - first_s, most)
+            alone = tuple[int, ...]()
+            if max(in_time) == len(floors.sizes):
+                rows = self._rows(start, stop, in_time, latency_s)
+                alone = tuple(k for k, n_rows in enumerate(rows) if n_rows >= self.micro_batch)
             several = self._several(start, stop, left_s, in_time, latency_s)
             if alone or several.rows:
                 found.append(several._replace(alone=alone))
