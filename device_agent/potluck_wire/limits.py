@@ -29,6 +29,10 @@ MAX_PAIRING_BYTES = KIB  # one whole pairing message: it is read before anybody 
 MAX_MESSAGE_BYTES = 64 * MIB
 # one JSON document; a program of 20,000 instructions takes about 2 MiB
 MAX_DOCUMENT_BYTES = 4 * MIB
+# what a device says of itself takes some 20 KiB; 4 MiB of lists take a second to be read
+MAX_STATEMENT_BYTES = 256 * KIB
+# what its worker says of that, as the agent tells it on: with the rest it stays within the above
+MAX_FACTS_BYTES = MAX_STATEMENT_BYTES // 2
 MAX_DEPTH = 16  # lists and objects in one another in a JSON document; a plan has 8
 
 MAX_CLOCK_S = 1e10  # 300 years: any monotonic clock; what is reckoned with one stays within 2**53

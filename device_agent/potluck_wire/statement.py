@@ -7,10 +7,10 @@ from copy import copy
 from typing import Any, cast
 
 from potluck_wire.checks import Unfit, record, text, which
-from potluck_wire.documents import parse
+from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
-from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
+from potluck_wire.limits import MAX_FACTS_BYTES, MAX_INT, MAX_STR_BYTES, is_device_name
 from potluck_wire.processors import KEYS, MAX_KIND, MAX_NAME, MAX_PROCESSORS, MAX_REASON, is_line
 from potluck_wire.version import parse as parse_version
 
@@ -49,9 +49,16 @@ def read_facts(data: Buffer) -> dict[str, Any]:
     Raises
     ------
     WireError
-        With code `document`, on any other key and on another type.
+        With code `document`, on any other key and on another type; with `size`, where it is more
+        than the agent tells on: every notebook hears it in its `Welcome`.
     """
-    return cast(dict[str, Any], parse(data, "what the worker says of itself", _FACTS))
+    what = "what the worker says of itself"
+    facts = cast(dict[str, Any], parse(data, what, _FACTS, MAX_FACTS_BYTES))
+    if (
+        nbytes := len(dump(facts))
+    ) > MAX_FACTS_BYTES:  # escapes are longer than what they stand for
+        raise WireError(WireCode.SIZE, f"{what} takes {nbytes} bytes, at most {MAX_FACTS_BYTES}")
+    return facts
 
 
 def _check(value: Any) -> Any:

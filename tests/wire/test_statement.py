@@ -6,8 +6,9 @@ import pytest
 
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
+from potluck_wire.limits import MAX_FACTS_BYTES, MAX_STATEMENT_BYTES
 from potluck_wire.processors import row
-from potluck_wire.statement import FIELDS, read
+from potluck_wire.statement import FIELDS, read, read_facts
 
 GOOD = {
     "name": "jetson",
@@ -192,3 +193,19 @@ def test_an_overhead_is_no_longer_than_some_days(overhead_s, is_taken):
         return
     with pytest.raises(WireError, match="overhead_s"):
         read(document)
+
+
+FACTS = {"backends": {}, "dtypes": [], "operators": []}
+
+
+@pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f954", "\x1f"])
+@pytest.mark.parametrize("n_names", [1, 60, 200, 800, 4096])
+def test_every_notebook_reads_a_welcome_with_what_the_agent_takes_from_its_worker(
+    character, n_names
+):
+    said = json.dumps(FACTS | {"operators": [character * 400] * n_names}, ensure_ascii=False)
+    if len(json.dumps(json.loads(said))) > MAX_FACTS_BYTES:
+        with pytest.raises(WireError, match="size"):
+            read_facts(said.encode())
+    else:
+        assert len(dump({**GOOD, **read_facts(said.encode())})) <= MAX_STATEMENT_BYTES

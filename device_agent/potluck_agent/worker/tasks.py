@@ -253,9 +253,9 @@ def _limit(task: WorkerTask) -> Tensors:
 
 
 def _state(task: WorkerTask) -> Tensors:
-    return [
-        task.arrays.clone(task.on().read(name)) for name in task.names()
-    ]  # the next step changes the state in place
+    states = [task.on().read(name) for name in task.names()]
+    available_memory.require(sum(state.nbytes for state in states), "a copy of the state")
+    return [task.arrays.clone(state) for state in states]  # the next step changes it in place
 
 
 def _assign(task: WorkerTask) -> Tensors:
@@ -305,6 +305,8 @@ def _pad(task: WorkerTask) -> Tensors:
 
 def _concat(task: WorkerTask) -> Tensors:
     parts = [value if value.shape else value.reshape(1) for value in task.inputs]  # losses
+    # a program may name one value thousands of times
+    available_memory.require(sum(part.nbytes for part in parts), "all parts together")
     return (task.arrays.concat(parts, task.integer("dim", 0)),)
 
 

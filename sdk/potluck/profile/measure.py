@@ -162,6 +162,7 @@ def profile(
         powers = measured_before if measured_before is not None else {}
         again = bool(watts)
         notes += _measure_watts(link, members, task, model, found, powers, again=again)
+    members.need(found)  # one may have gone since it was measured: then it says nothing of itself
     copies = weight_copies(model, found, members)
     measured = {
         mode: measurements_of(

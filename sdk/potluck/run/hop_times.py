@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
+from potluck.errors import ProtocolError
 from potluck.graph import Model
 from potluck.profile.shared_machines import MeasuredHop
 from potluck.records import Plan, Stage
@@ -38,6 +39,8 @@ def hop_between(link: SessionLink, members: Members, source: str, target: str) -
     ------
     PotluckError
         They cannot run it.
+    ProtocolError
+        They do not tell what they did when.
     """
     import torch
 
@@ -67,6 +70,8 @@ def hop_between(link: SessionLink, members: Members, source: str, target: str) -
     finally:
         engine.group.drop()
     seconds = [hop_s for step in steps for hop_s in _hops_s(*step)]
+    if not seconds:
+        raise ProtocolError("what it did when is not told.", device=target)
     return MeasuredHop(seconds=median(seconds), nbytes=ROWS * WIDTH * BYTES_PER_VALUE)
 
 

@@ -418,7 +418,7 @@ class PlanMigration:
         per_step = max(1, nbytes * rows // self.transition.plan.batch)
         members = self._engine.members
         room = min(
-            int(members[d].capability.get("max_value_bytes", per_step))
+            int(members[d].capability.get("max_value_bytes") or per_step)
             for d in self._fetch.programs
         )
         return max(IN_STEP, min(MOST_BEHIND, int(ARENA_FRAC * room / per_step)))

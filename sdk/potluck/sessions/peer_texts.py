@@ -12,11 +12,8 @@ from potluck.sanitized_text import harmless
 from potluck_wire import statement
 from potluck_wire.documents import Buffer
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import KIB
+from potluck_wire.limits import MAX_STATEMENT_BYTES
 from potluck_wire.messages import MESSAGES, Message
-
-# of a device about itself: some 20 KiB. 4 MiB of lists take a second to be read
-MAX_STATEMENT_BYTES = 256 * KIB
 
 _WORDS: dict[type[Message], tuple[str, ...]] = {
     entry.type: tuple(field.name for field in fields(entry.type) if field.type is str)

@@ -36,12 +36,12 @@ def read_timeline(message: Done, document: Any, offset_s: float, most_rows: int)
         raise WireError(
             WireCode.SIZE, f"a timeline of {len(document)} bytes for {most_rows} instructions"
         )
-    rows = tuple(
-        [
-            (i, start + offset_s, stop + offset_s)
-            for i, start, stop in replies.read_timeline(document)
-        ]
-    )
+    told = replies.read_timeline(document)
+    if (last := max((index for index, *_ in told), default=-1)) >= most_rows:
+        raise WireError(
+            WireCode.DOCUMENT, f"a timeline of instruction {last}, of {most_rows} that there are"
+        )
+    rows = tuple([(index, start + offset_s, stop + offset_s) for index, start, stop in told])
     return Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
 
 

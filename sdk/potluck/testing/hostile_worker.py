@@ -96,6 +96,9 @@ def _measured(**fields: object) -> WorkerMisbehaviour:
 DOES: dict[str, WorkerMisbehaviour] = {
     **{f"facts: {name}": _facts(document) for name, document in DOCUMENTS.items()},
     "facts: too many operators": _facts(json.dumps({"operators": ["x"] * 5000}).encode()),
+    "facts: more than a notebook reads": _facts(
+        json.dumps(json.loads(FACTS) | {"operators": ["x" * 500] * 600}).encode()
+    ),
     **{f"exports: {name}": _exports(document) for name, document in DOCUMENTS.items()},
     "exports: behind the memory": _export(offset=2**53),
     "exports: before the memory": _export(offset=-64),

@@ -2,9 +2,15 @@
 
 from collections import deque
 
+import onnx
 import pytest
+import torch
 
 from potluck_agent.worker import available_memory
+from potluck_agent.worker.arrays import torch_arrays
+from potluck_agent.worker.onnx.segment import OnnxSegment
+from potluck_agent.worker.onnx.validator import validate
+from potluck_agent.worker.tasks import WorkerTask, perform
 from potluck_wire.graph import SegmentError
 
 
@@ -34,3 +40,54 @@ def test_small_values_are_refused_before_they_take_the_workers_reserve(nbytes):
     n_values = available_memory.MANY_SMALL_BYTES // nbytes + 1
     with pytest.raises(SegmentError, match="its result"):
         deque((available_memory.require(nbytes, "its result") for _ in range(n_values)), maxlen=0)
+
+
+def onnx_model(shape, weight=()):
+    """A model that adds a weight to an input: without data, where it has a shape."""
+    made = onnx.helper
+    kind = onnx.TensorProto.FLOAT
+    data = [] if weight else [1.0]
+    held = onnx.TensorProto(name="w", data_type=kind, dims=weight, float_data=data)
+    ports = [made.make_tensor_value_info(name, kind, shape) for name in "xy"]
+    graph = made.make_graph(
+        [made.make_node("Add", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [held]
+    )
+    return made.make_model(graph, opset_imports=[made.make_opsetid("", 17)]).SerializeToString()
+
+
+class Untouched:
+    """A segment of one large state."""
+
+    def read(self, name):
+        return torch.empty(2**20)
+
+
+def task(inputs=(), **attrs):
+    return WorkerTask(
+        inputs=inputs, attrs=attrs, segment=Untouched(), step=0, scope="", arrays=torch_arrays
+    )
+
+
+ASKS = {
+    "a weight of an ONNX model": lambda: OnnxSegment(onnx_model([1], [2**40]), torch_arrays),
+    "an input made up for one": lambda: OnnxSegment(onnx_model(["batch", 1]), torch_arrays).example(
+        2**40
+    ),
+    "one value, thousands of times": lambda: perform(
+        "concat", task([torch.zeros(4096)] * 4096, dim=0)
+    ),
+    "one state, thousands of times": lambda: perform("state", task(names=["w"] * 4096)),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_what_others_size_is_counted_before_the_allocator_is_asked(ask, monkeypatch):
+    for allocator in ("clone", "concat"):
+        monkeypatch.setattr(torch_arrays, allocator, lambda *_: pytest.fail("it was asked"))
+    with pytest.raises(SegmentError, match=r"bytes are needed, 0 are left|beyond any memory"):
+        ASKS[ask]()
+
+
+def test_a_size_of_zero_hides_no_other():
+    with pytest.raises(SegmentError, match="has the shape"):
+        validate(onnx_model([1], [0, 2**50]))

@@ -11,7 +11,7 @@ from potluck.errors import DeviceGone, ProtocolError
 from potluck.profile.left_out import profile_of_the_others
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
-from potluck_wire.messages import Hello
+from potluck_wire.messages import Done, Hello
 
 torch = pytest.importorskip("torch")
 OTHERS = ("local-1", "local-3")
@@ -42,6 +42,18 @@ def test_a_device_that_fails_in_a_profile_is_left_out(after, fault):
         assert any("local-2 is left out" in note for note in found.notes)
         plans = potluck.plan(found, potluck.Training(batch=8))
         assert "local-2" not in plans.best.devices
+
+
+@pytest.mark.parametrize("told", [b"[[99999,0,1]]", b"[]"], ids=["of no task", "nothing"])
+def test_who_lies_about_when_it_did_what_ends_no_profile(told):
+    """It is found out while values between devices are timed, when its layers are measured."""
+    with memory_home(2) as home:
+        memory_of(home).take_over(
+            "local-2",
+            lambda message, buffers: [(message, (told,) if isinstance(message, Done) else buffers)],
+        )
+        found = home.profile(make_model("mlp")[1], rows=(1,), repeats=1, fresh=True).wait()
+    assert "local-1" in {device.name for device in found.devices}
 
 
 def test_what_is_nobody_s_fault_or_the_last_one_s_is_raised():

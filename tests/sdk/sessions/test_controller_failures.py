@@ -202,6 +202,7 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
         (m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), (bytes(3),)),
         (m.Done(**place()), (b"[[",)),
         (m.Done(**place()), (b'[["x", 1]]',)),
+        (m.Done(**place()), (b"[[1, 1, 2]]",)),
         (m.Execute(**place()), ()),
         (m.Welcome(major=1), (STATEMENT,)),
     ],
@@ -210,13 +211,14 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
         "short chunk",
         "cut timeline",
         "wrong timeline",
+        "timeline of what it was not to do",
         "not its to say",
         "welcome twice",
     ],
 )
 def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
     play = Play("a")
-    play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
+    play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}}, instructions={"a": 1})
     play.receive("a", message, *buffers)
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert play.controller.session("a") is None

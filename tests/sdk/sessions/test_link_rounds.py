@@ -20,7 +20,6 @@ from potluck.sessions.connections import (
 )
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Address, Connect, ConnectionLost, Disconnect, OpenSession, Send
-from potluck.sessions.peer_texts import MAX_STATEMENT_BYTES
 from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire import messages as m
 from potluck_wire import statement
@@ -34,6 +33,7 @@ from potluck_wire.limits import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_STATEMENT_BYTES,
     MAX_UNREAD_BYTES,
     WINDOW_BYTES,
 )
@@ -255,7 +255,7 @@ def test_no_more_of_a_timeline_is_read_than_there_was_to_do(read, document):
 def test_every_timeline_of_what_there_was_to_do_is_read(read, n_rows):
     play = Play("a")
     play.launch(ticket=1, devices=("a",), instructions={"a": 3})
-    row = b"[99999, 1234567890.1234567, -9007199254740992.0]"
+    row = b"[2, 1234567890.1234567, -9007199254740992.0]"
     play.receive("a", m.Done(**place()), b"[" + b", ".join([row] * n_rows) + b"]")
     assert len(play.ended()[1].result.timelines["a"].rows) == n_rows
     assert len(read) == 1

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from potluck_agent.worker import available_memory
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.forward_only import ForwardOnly, borrowed
 from potluck_agent.worker.onnx.validator import validate
@@ -263,6 +264,7 @@ class OnnxSegment(ForwardOnly):
         made = []
         for port in self.graph.inputs:
             shape = [_size(size, rows) for size in port.shape]
+            _require(shape, "float64", port.name)
             values = rng.standard_normal(shape) if port.dtype in FLOATS else np.zeros(shape)
             made.append(self._arrays.from_numpy(values.astype(port.dtype)))
         return tuple(made)
@@ -292,8 +294,15 @@ def _element(tensor: onnx.TensorProto) -> str:
     return ELEMENTS[tensor.data_type]
 
 
+def _require(shape: Sequence[int], dtype: str, name: str) -> None:
+    """Raise SegmentError where there is no room for a value of this name."""
+    nbytes = available_memory.bytes_of(shape, np.dtype(dtype).itemsize, name)
+    available_memory.require(nbytes, name)
+
+
 def _made_up(tensor: onnx.TensorProto) -> Array:
     dtype, shape = _element(tensor), tuple(tensor.dims)
+    _require(shape, dtype, tensor.name)
     try:
         if dtype not in FLOATS:
             return np.zeros(shape, dtype)

@@ -60,7 +60,10 @@ def _check_tensors(model: onnx.ModelProto) -> None:
 def _check_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:
         raise SegmentError("document", f"the tensor {tensor.name!r} lies in another file"[:200])
-    if any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > MAX_ELEMENTS:
+    if (
+        any(size < 0 for size in tensor.dims)
+        or math.prod(max(size, 1) for size in tensor.dims) > MAX_ELEMENTS  # beside a zero too
+    ):
         raise SegmentError(
             "document", f"the tensor {tensor.name!r} has the shape {list(tensor.dims)}"[:200]
         )
