@@ -2,8 +2,10 @@
 the old plan.
 """
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import at, memory_of
 from potluck.testing.internals import engine_of, evaluation_of, runs_of
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import Welcome
 
 torch = pytest.importorskip("torch")
 
@@ -168,6 +171,29 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
     check_equal(run)
     check_nothing_else_is_loaded(lab, run, model)
     run.close()
+
+
+@pytest.mark.parametrize("largest", [None, 0, 1])
+def test_whatever_a_device_says_of_its_largest_value_a_training_goes_on(fresh_lab, model, largest):
+    def says(message, buffers):
+        if not isinstance(message, Welcome):
+            return [(message, buffers)]
+        statement = {**json.loads(bytes(buffers[0])), "max_value_bytes": largest}
+        return [(message, (json.dumps(statement).encode(),))]
+
+    run = fresh_lab.deploy(plan_of(model, "ab"), model).wait()
+    memory_of(fresh_lab).kill(C)
+    memory_of(fresh_lab).take_over(C, says)
+    memory_of(fresh_lab).restart(C)
+    fresh_lab.devices.join([C])
+    handle = run.fit(make_data(), epochs=FOREVER)
+    switching, go_on = in_the_middle(run, plan_of(model, "abc"))
+    more_steps(run, handle, 2)
+    go_on.set()
+    with suppress(PlanError):  # that nothing can be sent there is said before anything is
+        switching.wait(TIMEOUT_S)
+    stop(run, handle)
+    check_equal(run)
 
 
 def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(lab, model):
