@@ -65,7 +65,11 @@ def round_moments(optimizer):
 
 
 def is_near(state, expected):
-    return all(torch.allclose(state[name], expected[name], atol=1e-4) for name in expected)
+    """Where kernels add in another order, a moment at the edge is rounded the other way: few are.
+    Without rounding all weights are apart, by 6e-5 in the mean.
+    """
+    apart = torch.cat([(state[name] - expected[name]).abs().flatten() for name in expected])
+    return apart.max() < 1e-3 and apart.mean() < 5e-6
 
 
 @pytest.fixture(scope="module")
