@@ -54,9 +54,8 @@ def read_facts(data: Buffer) -> dict[str, Any]:
     """
     what = "what the worker says of itself"
     facts = cast(dict[str, Any], parse(data, what, _FACTS, MAX_FACTS_BYTES))
-    if (
-        nbytes := len(dump(facts))
-    ) > MAX_FACTS_BYTES:  # escapes are longer than what they stand for
+    nbytes = len(dump(facts))  # escapes are longer than what they stand for
+    if nbytes > MAX_FACTS_BYTES:
         raise WireError(WireCode.SIZE, f"{what} takes {nbytes} bytes, at most {MAX_FACTS_BYTES}")
     return facts
 
