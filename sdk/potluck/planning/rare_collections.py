@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-MADE = (
-    100_000  # objects more than were freed, until the young ones are looked through (usually 700)
-)
+MADE = 100_000  # objects more than were freed, until the young ones are looked through
 
 _lock = Lock()
 _usual: list[tuple[int, int, int]] = []  # the thresholds as they were, once for all who are inside

@@ -10,7 +10,7 @@ device d computes among k rows adds (a + B w[d] / k) t[d, l](k) / B on the right
 passed on a / B of its trip and its part of the air. Rows that may choose d and k for every layer
 anew choose no worse than in any plan, so the right side is at least B times the cheapest route of
 one. a = 1 gives the longest way, w alone the work. Prices are bettered step by step; any are valid,
-also for plans that come back to a device. A step looks at kinds x numbers of rows x layers.
+also for plans that come back to a device. A step looks at kinds x layers.
 """
 
 from bisect import bisect_left

@@ -63,7 +63,6 @@ class StageOptions:
         self.n_layers, self.counts = floors.n_layers, floors.counts
         self.most_devices = min(micro_batch, len(problem.devices))
         self.both = [[sums(row) for row in rows] for rows in floors.both]
-        self.forward = [[sums(row) for row in rows] for rows in floors.forward]
         self.learns, n_layers = flows.learning_layers(problem), self.n_layers
         devices = [problem.device(name) for name in floors.names]
         self.updates = sums(
@@ -79,13 +78,14 @@ class StageOptions:
         self.outward = [0.0, *(floors.trip_s(i, returns=False) for i in range(n_layers - 1))]
         # per kind and number of rows, seconds for a byte of a row by which a device waits for all
         # its rows longer than for one
-        self.waits = [
+        waits = [
             [max(0.0, into_s * (size + 1) / 2 - floors.byte_s) for size in floors.sizes]
             for into_s in floors.into_s
         ]
+        forward = [[sums(row) for row in rows] for rows in floors.forward]
         self.rows_of = [
             [*map(RowTimes, floors.sizes, floors.tops, *each)]
-            for each in zip(self.both, self.forward, self.waits, strict=True)
+            for each in zip(self.both, forward, waits, strict=True)
         ]  # per kind and number of rows
         self.sent = [0, *floors.sent, 0]  # bytes of a row over the cut in front of each layer
         self.back = [0, *floors.back, 0]

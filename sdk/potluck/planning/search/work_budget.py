@@ -82,9 +82,7 @@ class MeteredTable(cost.CostTable):
 
     def at_work(self) -> None:
         """A step of the planner is done."""
-        self._unseen_s += STEP_S
-        if self._unseen_s >= LOOK_S:
-            self._look()
+        self._count(STEP_S)
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """As of any table, counted.
@@ -98,9 +96,7 @@ class MeteredTable(cost.CostTable):
         rows
             Rows of a micro-batch.
         """
-        self._unseen_s += COST_S
-        if self._unseen_s >= LOOK_S:
-            self._look()
+        self._count(COST_S)
         return super().forward_s(device, start, stop, rows)
 
     def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
@@ -115,9 +111,7 @@ class MeteredTable(cost.CostTable):
         rows
             Rows of a micro-batch.
         """
-        self._unseen_s += COST_S
-        if self._unseen_s >= LOOK_S:
-            self._look()
+        self._count(COST_S)
         return super().backward_s(device, start, stop, rows)
 
     def compute_s(self, device: str, start: int, stop: int, rows: int) -> float:
@@ -132,10 +126,13 @@ class MeteredTable(cost.CostTable):
         rows
             Rows of a micro-batch.
         """
-        self._unseen_s += 2 * COST_S
+        self._count(2 * COST_S)
+        return super().compute_s(device, start, stop, rows)
+
+    def _count(self, seconds: float) -> None:
+        self._unseen_s += seconds
         if self._unseen_s >= LOOK_S:
             self._look()
-        return super().compute_s(device, start, stop, rows)
 
     def _look(self) -> None:
         self._budget.count(1, self._unseen_s)
