@@ -70,6 +70,7 @@ class WorkerProxy:
         self._sent_bytes = self._taken_bytes = 0
         self._heard_s = self._done_s = 0.0
         self._idle_s = self._longest_s = 0.0
+        self._owes_s = 0.0  # when it was told what it owes, after it had owed nothing
 
     @property
     def is_working(self) -> bool:
@@ -116,7 +117,7 @@ class WorkerProxy:
     def _send(self, order: ToWorker, sent_bytes: int, now_s: float) -> None:
         if (answer := _answer(order.message)) is not None:
             if not self._owed:
-                self._heard_s = now_s
+                self._heard_s = self._owes_s = now_s
             self._owed.setdefault(answer, deque()).append(sent_bytes)
         self._out.add(order)
 
@@ -139,12 +140,14 @@ class WorkerProxy:
             case Computed() if is_due:
                 check_moments(message, now_s)
                 self.n_finished += 1
+                start_s = max(message.start_s, self._owes_s)  # not before it was told
                 # one after the other
-                self.computed_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))
-                self.held_bytes = max(self.held_bytes, message.memory_bytes)
-                self._busy.add(message.start_s, message.stop_s)
+                self.computed_s += max(0.0, message.stop_s - max(start_s, self._done_s))
+                # nor more than it may: what it says of itself gives it no more
+                self.held_bytes = max(self.held_bytes, min(message.memory_bytes, self.limit_bytes))
+                self._busy.add(start_s, message.stop_s)
                 self._done_s = message.stop_s
-                self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
+                self._longest_s = max(self._longest_s, message.stop_s - start_s)
             case MeasuredTask() if is_due:  # a measurement is work, too: readings of power tell it
                 self._busy.add(max(self._heard_s, self._done_s), now_s)
                 self._done_s = now_s

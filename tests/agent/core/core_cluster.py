@@ -76,7 +76,7 @@ class AddingWorker:
             self.offset = (self.offset + 64) % ARENA_BYTES
             self.outbound[self.offset : self.offset + len(total)] = total
             rows.append([name, self.offset, len(total), "float32", [len(total) // 4]])
-        done = m.Computed(tag=order.tag, start_s=now_s - RUN_S, stop_s=now_s)
+        done = m.Computed(tag=order.tag, start_s=now_s, stop_s=now_s + RUN_S)
         return FromWorker(done, (json.dumps(rows).encode(),))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.agent.core.core_driver import (
+    EIGHT,
     OWNER_KEY,
     READY,
     RUN,
@@ -152,6 +153,20 @@ def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
         FailureCause.HUNG,
         "the worker was silent for 30 s",
     )
+
+
+def test_no_task_took_longer_than_since_it_was_told():
+    """What a worker says beyond that gives it no more time to be silent, and costs no joules."""
+    talk = Talk(grace_s=1000.0).begin().load(recv("x"), cut("x", "a"))
+    for step, (tag, said_s) in enumerate([(1, 0.0), (2, 0.0)]):
+        talk.receive(replace(RUN, step=step))
+        talk.receive(value(transfer=step + 1, step=step), EIGHT)
+        talk.tick(2.0)
+        if step == 0:
+            talk.work(Computed(tag=tag, start_s=said_s, stop_s=talk.now_s), b"[]")
+    assert talk.core.spent_s[0] == pytest.approx(2.0)
+    assert talk.core.state()["workers"][0]["computed_s"] == pytest.approx(2.0)
+    assert KillWorker("the worker was silent for 31 s") in talk.tick(28.6)
 
 
 NOISE = {  # what nobody asked for, or asked for no more

@@ -241,6 +241,24 @@ def test_the_limits_of_all_workers_are_the_owners_together():
     assert limits(talk.receive(Goodbye())) == {1: 1000}
 
 
+@pytest.mark.parametrize("said_bytes", [501, 1000, 2**53])
+def test_what_a_worker_says_that_it_holds_gives_it_no_more_than_nobody_claims(said_bytes):
+    """It may have been taken over, and go on saying so."""
+    talk, told = both(*PROGRAM), {}
+    for step in range(20):
+        talk.receive(replace(RUN, step=step))
+        talk.receive(value(step=step, transfer=step), EIGHT)
+        done = Computed(tag=step + 1, start_s=10.0, stop_s=10.0, memory_bytes=said_bytes)
+        talk.work(done, exported_at(step))
+        told |= limits(talk.tick())
+        assert sum(told.values()) <= 1000
+        assert told[1] >= 400  # what the other one's plan says
+
+
+def exported_at(step):
+    return json.dumps([[f"r/1/p/{step}/y", 64 * step, 8, "float32", [2]]]).encode()
+
+
 def test_a_notebook_hears_what_others_leave_with_its_welcome_and_when_that_changes():
     talk = Talk().begin().load(*PROGRAM, memory_bytes=600)
     assert left_for(OTHER_KEY, talk.receive(Hello(major=1, minor=10), sender=OTHER_SENDER)) == [
