@@ -36,9 +36,10 @@ def kept_by_table(
 
     @wraps(function)
     def of(table: "CostTable", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if function not in table.answers:
-            table.answers[function] = lru_cache(MOST_KEPT)(partial(function, table))
-        found: T = table.answers[function](*args, **kwargs)
+        known = table.answers.get(function)
+        if known is None:
+            known = table.answers[function] = lru_cache(MOST_KEPT)(partial(function, table))
+        found: T = known(*args, **kwargs)
         return found
 
     return of

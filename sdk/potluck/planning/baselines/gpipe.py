@@ -11,7 +11,13 @@ not, and fall back to the depths K_p there.
 from collections.abc import Iterator
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import balanced, build, mean_problem, orders, shared_s
+from potluck.planning.building_blocks.build import (
+    build,
+    each_balanced,
+    mean_problem,
+    orders,
+    shared_s,
+)
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 
@@ -23,10 +29,9 @@ def plan_gpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     places, known = candidates.cuts(problem), dict[tuple[str, int], list[float]]()
     for micro_batch in candidates.micro_batches(problem):
         n_micro_batches = problem.workload.batch // micro_batch
-        for n_stages in range(1, min(len(problem.devices), len(places) - 1) + 1):
-            bounds = balanced(
-                places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch, known)
-            )
+        most_stages = min(len(problem.devices), len(places) - 1)
+        stage_s = shared_s(mean, [("0",)] * most_stages, micro_batch, known)
+        for n_stages, bounds in enumerate(each_balanced(places, most_stages, stage_s), 1):
             if bounds is None:
                 continue
             for order in orders(table):

@@ -1,6 +1,6 @@
 """The least that layers take on a device, whatever plan it has a part in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from potluck.records import Device, LayerCost, Problem, Training
 from potluck.simulate import cost, equations, flows
@@ -76,8 +76,7 @@ def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
     batch
         The largest size.
     """
-    sizes = {1, batch, *(n for n in costs.rows if n < batch)}
-    return min(interpolate(costs.rows, seconds, n) / n for n in sizes)
+    return min(each_s / n for n, each_s in _at_ends(costs, seconds, batch))
 
 
 def least_pieces(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
@@ -97,5 +96,11 @@ def least_pieces(problem: Problem, device: str, max_rows: int) -> tuple[list[flo
 
 
 def _least_s(costs: LayerCost, seconds: Sequence[float], max_rows: int) -> float:
-    sizes = {1, max_rows, *(n for n in costs.rows if n < max_rows)}
-    return min(interpolate(costs.rows, seconds, n) for n in sizes)
+    return min(each_s for _, each_s in _at_ends(costs, seconds, max_rows))
+
+
+def _at_ends(costs: LayerCost, seconds: Sequence[float], most: int) -> Iterator[tuple[int, float]]:
+    """The numbers of rows up to `most` between which times are linear, and these times."""
+    yield from (pair for pair in zip(costs.rows, seconds, strict=True) if pair[0] <= most)
+    for n in {1, most}.difference(costs.rows):
+        yield n, interpolate(costs.rows, seconds, n)

@@ -61,9 +61,12 @@ def routes_s(table: cost.CostTable) -> float:
     total = sum(n * speed for n, speed in zip(floors.counts, speeds, strict=True))
     way, air = WAY * (not floors.streaming), AIR * (floors.air_s > 0)
     prices = RoutePrices(way, air, [(1 - way - air) * speed / total for speed in speeds])
+    cuts = range(floors.n_layers - 1)
+    trips_s = [floors.trip_s(i, returns=True) for i in cuts]
+    air_s = [floors.batch * (floors.sent[i] + floors.back[i]) * floors.air_s for i in cuts]
     best_s = 0.0
     for step in range(N_STEPS):
-        found_s, use = _cheapest(floors, offers, prices)
+        found_s, use = _cheapest(floors, offers, trips_s, air_s, prices)
         best_s = max(best_s, found_s)
         if found_s <= 0:
             break
@@ -115,9 +118,16 @@ def _offers(both: Rows, rates: Rows) -> list[LowerHull]:
 
 
 def _cheapest(
-    floors: Floors, offers: Sequence[Sequence[LowerHull]], prices: RoutePrices
+    floors: Floors,
+    offers: Sequence[Sequence[LowerHull]],
+    trips_s: Sequence[float],
+    air_s: Sequence[float],
+    prices: RoutePrices,
 ) -> tuple[float, RouteUse]:
-    """The cheapest route of a row, times B, and what it takes."""
+    """The cheapest route of a row, times B, and what it takes.
+
+    `trips_s`, `air_s`: of each cut, a row's way over it and back, and all rows' time of the air.
+    """
     batch, last = floors.batch, floors.n_layers - 1
     chosen = [
         [layer.least(prices.way, batch * price) for layer in layers]
@@ -127,13 +137,11 @@ def _cheapest(
         [prices.way * row_s + batch * price * rate for row_s, rate in layers]
         for price, layers in zip(prices.devices, chosen, strict=True)
     ]
-    trips = [floors.trip_s(i, returns=True) for i in range(last)]
-    aired = [batch * (floors.sent[i] + floors.back[i]) * floors.air_s for i in range(last)]
     reached, came = [row[0] for row in costs], list[list[int]]()
     kinds = range(len(costs))
     for i in range(last):
         near = min(kinds, key=reached.__getitem__)
-        passed_s = reached[near] + prices.way * trips[i] + prices.air * aired[i]
+        passed_s = reached[near] + prices.way * trips_s[i] + prices.air * air_s[i]
         came.append([kind if reached[kind] <= passed_s else near for kind in kinds])
         reached = [min(reached[kind], passed_s) + costs[kind][i + 1] for kind in kinds]
     kind = min(kinds, key=reached.__getitem__)
@@ -144,7 +152,7 @@ def _cheapest(
         use.devices_s[kind] += batch * rate / floors.counts[kind]
         if i and came[i - 1][kind] != kind:
             kind = came[i - 1][kind]
-            use.way_s, use.air_s = use.way_s + trips[i - 1], use.air_s + aired[i - 1]
+            use.way_s, use.air_s = use.way_s + trips_s[i - 1], use.air_s + air_s[i - 1]
     return found_s, use
 
 

@@ -13,6 +13,7 @@ from potluck.simulate import cost, equations
 from potluck.simulate.interpolation import interpolate
 
 Group = tuple[str, ...]
+_Even = tuple[float, tuple[int, ...]]  # the slowest of some stages, and their bounds
 
 
 def build(
@@ -151,26 +152,65 @@ def balanced(
     last = len(places) - 1
     if n_stages > last:
         return None
-    best: list[tuple[float, tuple[int, ...]] | None] = [None] * (last + 1)
-    best[0] = 0.0, (0,)
+    best = _no_stages(places)
     for p in range(n_stages):
-        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (last + 1)
-        for j in range(p + 1, last - (n_stages - p - 1) + 1):
-            for i in range(j - 1, p - 1, -1):
-                before, found = best[i], following[j]
-                if before is None:
-                    continue
-                if found is not None and before[0] > found[0]:
-                    continue
-                stage = stage_s(p, places[i], places[j])
-                if found is not None and stage > found[0]:
-                    break
-                worst = max(before[0], stage)
-                if found is None or worst <= found[0]:
-                    following[j] = worst, (*before[1], places[j])
-        best = following
-    covering = best[last]
-    return list(covering[1]) if covering is not None and covering[0] < inf else None
+        best = _with_stage(best, p, last - (n_stages - p - 1), places, stage_s)
+    return _covering(best)
+
+
+def each_balanced(
+    places: Sequence[int], most_stages: int, stage_s: Callable[[int, int, int], float]
+) -> Iterator[list[int] | None]:
+    """`balanced` for 1, 2, ... stages, together.
+
+    Parameters
+    ----------
+    places
+        Where a stage may begin and end, ascending.
+    most_stages
+        How many at most.
+    stage_s
+        Called as stage_s(p, start, stop).
+    """
+    best, last = _no_stages(places), len(places) - 1
+    for p in range(most_stages):
+        best = _with_stage(best, p, last, places, stage_s)
+        yield _covering(best)
+
+
+def _no_stages(places: Sequence[int]) -> list[_Even | None]:
+    return [(0.0, (0,)), *[None] * (len(places) - 1)]
+
+
+def _with_stage(
+    best: Sequence[_Even | None],
+    p: int,
+    last: int,
+    places: Sequence[int],
+    stage_s: Callable[[int, int, int], float],
+) -> list[_Even | None]:
+    """Per place up to number `last` the bounds of p + 1 stages that end there, from those of p."""
+    following: list[_Even | None] = [None] * len(places)
+    for j in range(p + 1, last + 1):
+        for i in range(j - 1, p - 1, -1):
+            before, found = best[i], following[j]
+            if before is None:
+                continue
+            if found is not None and before[0] > found[0]:
+                continue
+            stage = stage_s(p, places[i], places[j])
+            if found is not None and stage > found[0]:
+                break
+            worst = max(before[0], stage)
+            if found is None or worst <= found[0]:
+                following[j] = worst, (*before[1], places[j])
+    return following
+
+
+def _covering(best: Sequence[_Even | None]) -> list[int] | None:
+    """The bounds of stages for all layers."""
+    found = best[-1]
+    return list(found[1]) if found is not None and found[0] < inf else None
 
 
 def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:
@@ -243,9 +283,15 @@ def mean_problem(problem: Problem) -> Problem:
 
 def _mean(costs: Sequence[LayerCost]) -> LayerCost:
     rows, n = costs[0].rows, len(costs)
-    forward = tuple(sum(interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows)
+
+    def mean(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        each = [
+            seconds if c.rows == rows else [interpolate(c.rows, seconds, at) for at in rows]
+            for c, seconds in zip(costs, columns, strict=True)
+        ]
+        return tuple(sum(times) / n for times in zip(*each, strict=True))
+
+    forward = mean([c.forward_s for c in costs])
     trains = all(c.backward_s for c in costs)  # a profile for inference has no backward times
-    backward = tuple(
-        sum(interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains
-    )
+    backward = mean([c.backward_s for c in costs]) if trains else ()
     return LayerCost(rows=rows, forward_s=forward, backward_s=backward, source=costs[0].source)

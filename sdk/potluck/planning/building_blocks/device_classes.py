@@ -232,4 +232,5 @@ def members(
     tuple[int, ...]
         Numbers of the devices.
     """
-    return tuple(i for c, size in enumerate(pattern) for i in classes[c][used[c] : used[c] + size])
+    taken = ((c, size) for c, size in enumerate(pattern) if size)
+    return tuple(i for c, size in taken for i in classes[c][used[c] : used[c] + size])

@@ -103,18 +103,20 @@ def rooms_of(
     n_micro_batches
         Of a step.
     """
-    return [
-        footprint.rows_that_fit(
+    budgets = [table.budgets[name] for name in devices]
+    rooms = {
+        budget: footprint.rows_that_fit(
             table,
             start,
             stop,
-            table.budgets[name],
+            budget,
             warm_up=warm_up,
             replicas=len(devices),
             n_micro_batches=n_micro_batches,
         )
-        for name in devices
-    ]
+        for budget in {*budgets}
+    }
+    return [rooms[budget] for budget in budgets]
 
 
 def balance(

@@ -69,7 +69,8 @@ class _Way:
         self._sending[source] += rows * link.byte_s
         for name, byte_s in media:
             self._carrying[name] += rows * byte_s
-        self.latency_s = max(self.latency_s, link.latency_s)
+        if link.latency_s > self.latency_s:
+            self.latency_s = link.latency_s
         self.air_s += rows * link.air_s
 
     @property

@@ -3,6 +3,7 @@
 And what is special about it, by hand.
 """
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from potluck.planning.baselines.gpipe import plan_gpipe
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.metis import groupings
 from potluck.planning.baselines.pipedream import plan_pipedream
-from potluck.planning.building_blocks.build import balanced, mean_problem
+from potluck.planning.building_blocks.build import balanced, each_balanced, mean_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import PLANNERS
@@ -50,6 +51,19 @@ def test_balanced_cuts_by_hand():
     assert balanced([0, 1, 2, 3, 4], 2, lambda p, a, b: float(b - a)) == [0, 2, 4]
     assert balanced([0, 1, 2, 3], 3, lambda p, a, b: float(b - a)) == [0, 1, 2, 3]
     assert balanced([0, 2], 2, lambda p, a, b: 1.0) is None
+
+
+def test_each_number_of_stages_is_balanced_as_if_alone():
+    rng = random.Random(5)
+    seconds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(12)]
+
+    def stage_s(p, start, stop):
+        return sum(seconds[start:stop]) / (p + 1)
+
+    places = [0, 1, 3, 4, 7, 8, 9, 12]
+    alone = [balanced(places, n_stages, stage_s) for n_stages in range(1, 10)]
+    assert list(each_balanced(places, 9, stage_s)) == alone
+    assert alone[7:] == [None, None]
 
 
 def test_mean_devices_are_equal_and_as_fast_as_the_average():
