@@ -7,6 +7,7 @@ and a step takes hardly more memory than its state. (Adafactor looks at whole ma
 Moments in bfloat16 are widened for the step of a few pieces at a time, and rounded after it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from potluck_wire.errors import WireError
 from potluck_wire.graph import SegmentError
 from potluck_wire.optimizers import AVERAGE, HALVED, HALVES, KINDS, SCALARS, SLOTS
 
+from . import available_memory
 from .lion import LionOptimizer
 
 Group = tuple[Sequence[str], Mapping[str, Any]]  # names of parameters, and their own settings
@@ -295,6 +297,8 @@ def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:
     if slot in SCALARS:
         return torch.ones(()) if slot == "mu_product" else torch.zeros(())
     shape = known.slot_shape(slot, tuple(parameter.shape))
+    # a program may name one slot thousands of times
+    available_memory.require(math.prod(shape) * parameter.element_size(), slot)
     if shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, requires_grad=False)
     return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)

@@ -232,12 +232,11 @@ def _given(task: WorkerTask) -> dict[str, Any]:
 
 def _rated(groups: Sequence[Any], rated: Sequence[str], rates: Any) -> list[Any]:
     """The groups with the settings that came with this step: one row of them for each group."""
-    rows = rates.tolist()
-    if len(rows) != len(groups) or any(len(row) != len(rated) for row in rows):
+    if tuple(rates.shape) != (len(groups), len(rated)):  # of any size: no list is made of that
         raise ValueError(f"rates of {list(rates.shape)} for {len(groups)} groups of {len(rated)}")
     return [
         [names, {**settings, **dict(zip(rated, row, strict=True))}]
-        for (names, settings), row in zip(groups, rows, strict=True)
+        for (names, settings), row in zip(groups, rates.tolist(), strict=True)
     ]
 
 
@@ -321,6 +320,7 @@ def _add(task: WorkerTask) -> Tensors:
         if index:
             first += other
         else:
+            available_memory.require(first.nbytes, "the sum")
             first = first + other  # a new tensor, which the rest go into
     return (first,)
 

@@ -10,6 +10,7 @@ from potluck_agent.worker import available_memory
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.onnx.segment import OnnxSegment
 from potluck_agent.worker.onnx.validator import validate
+from potluck_agent.worker.optimizers import ParameterOptimizer
 from potluck_agent.worker.tasks import WorkerTask, perform
 from potluck_wire.graph import SegmentError
 
@@ -55,6 +56,10 @@ def onnx_model(shape, weight=()):
     return made.make_model(graph, opset_imports=[made.make_opsetid("", 17)]).SerializeToString()
 
 
+def large():
+    return torch.nn.Parameter(torch.empty(2**20), requires_grad=False)
+
+
 class Untouched:
     """A segment of one large state."""
 
@@ -77,6 +82,10 @@ ASKS = {
         "concat", task([torch.zeros(4096)] * 4096, dim=0)
     ),
     "one state, thousands of times": lambda: perform("state", task(names=["w"] * 4096)),
+    "what an optimizer has not kept yet": lambda: ParameterOptimizer({"w": large()}).read(
+        "exp_avg:w"
+    ),
+    "a sum": lambda: perform("add", task([large(), large()])),
 }
 
 
@@ -84,8 +93,21 @@ ASKS = {
 def test_what_others_size_is_counted_before_the_allocator_is_asked(ask, monkeypatch):
     for allocator in ("clone", "concat"):
         monkeypatch.setattr(torch_arrays, allocator, lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(torch, "zeros_like", lambda *_, **__: pytest.fail("it was asked"))
     with pytest.raises(SegmentError, match=r"bytes are needed, 0 are left|beyond any memory"):
         ASKS[ask]()
+
+
+class Endless:
+    """Rates of which no list is made."""
+
+    shape = (2**20, 2**20)
+
+
+def test_rates_of_another_size_are_refused_before_a_list_is_made_of_them():
+    attrs = {"optimizer": {}, "given": ["rates"], "groups": [[["w"], {}]], "rated": ["lr"]}
+    with pytest.raises(ValueError, match=r"rates of \[1048576, 1048576\] for 1 groups of 1"):
+        perform("step", task([Endless()], **attrs))
 
 
 def test_a_size_of_zero_hides_no_other():
