@@ -15,7 +15,8 @@ from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 class Batch:
     """Rows that the node has started together, on their way through one loaded model. `begun_s`,
     `called_s`: when it had its turn there, and when the latest of its calls was made. `backlog`: of
-    the device. `times`: of batches by themselves.
+    the device. `times`: of batches by themselves. `took_s`: of its calls that have
+    ended, without what they waited for others there; `expected_s`: as they were measured.
     """
 
     pool: PoolKey
@@ -27,10 +28,31 @@ class Batch:
     called_s: float = 0.0
     rows: list[RequestRow] = field(default_factory=list)
     times: BatchTimes | None = None
+    took_s: float = 0.0
+    expected_s: float = 0.0
 
     def alone_s(self, n_rows: int) -> float:
         """Seconds of so many rows, with nothing beside them."""
         return self.times.at(min(n_rows, self.times.largest)) if self.times else 0.0
+
+    @property
+    def pace(self) -> float:
+        """How many times longer than was measured its calls took; 0 is not known."""
+        return self.took_s / self.expected_s if self.expected_s else 0.0
+
+    def call_ended(self, n_rows: int, now_s: float) -> None:
+        """Its call of so many rows has ended.
+
+        Parameters
+        ----------
+        n_rows
+            Of the call.
+        now_s
+            The time.
+        """
+        if took_s := self.backlog.ended(self, now_s):
+            self.took_s += took_s
+            self.expected_s += self.alone_s(n_rows)
 
     def too_late(self, rows: Sequence[RequestRow], now_s: float) -> list[RequestRow]:
         """Of rows whose turn it is, those that cannot be in time any more: without them the others

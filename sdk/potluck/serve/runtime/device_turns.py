@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from potluck.serve.scheduling.fair_queueing import FairQueue
+from potluck.serve.scheduling.pace import Pace
 
-MOST_PACE = 16.0  # of one call: it may be an outlier
-LEARN_FRAC = 0.25  # of what the latest call says
 LOOK_S = 1.0  # how often who waits looks whether all has ended
 
 
@@ -22,12 +21,12 @@ class Backlog:
     def __init__(self) -> None:
         self._seconds: dict[object, float] = {}  # of each call by itself, in order
         self._first_s = 0.0  # when the first of them began
-        self._pace = 1.0
+        self._pace = Pace()
 
     @property
     def pace(self) -> float:
         """How many times longer than was measured a call takes."""
-        return self._pace
+        return self._pace.mean
 
     @property
     def is_empty(self) -> bool:
@@ -44,7 +43,7 @@ class Backlog:
         """
         if not self._seconds:
             return now_s
-        return max(now_s, self._first_s + self._pace * sum(self._seconds.values()))
+        return max(now_s, self._first_s + self.pace * sum(self._seconds.values()))
 
     def begun(self, call: object, seconds: float, now_s: float) -> None:
         """This call is made.
@@ -62,8 +61,9 @@ class Backlog:
             self._first_s = now_s
         self._seconds[call] = seconds
 
-    def ended(self, call: object, now_s: float) -> None:
-        """This call has ended: the next one begins.
+    def ended(self, call: object, now_s: float) -> float:
+        """This call has ended: the next one begins. Says how many seconds it took, without what it
+        waited for those before it; 0 is not known.
 
         Parameters
         ----------
@@ -74,10 +74,11 @@ class Backlog:
         """
         is_first = call is next(iter(self._seconds), None)
         seconds = self._seconds.pop(call, 0.0)
-        if is_first and seconds > 0:
-            took = min(MOST_PACE, (now_s - self._first_s) / seconds)
-            self._pace = max(1.0, self._pace + LEARN_FRAC * (took - self._pace))
+        took_s = now_s - self._first_s if is_first else 0.0
         self._first_s = now_s
+        if took_s and seconds:
+            self._pace.learn(took_s / seconds)
+        return took_s
 
 
 class DeviceTurns:

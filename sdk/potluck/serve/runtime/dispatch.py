@@ -428,7 +428,8 @@ class Dispatch:
             in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
         self._freed(batch)
-        self._handle(BatchDone(batch.pool, batch.replica))  # what follows may be more urgent
+        done = BatchDone(batch.pool, batch.replica, batch.pace)
+        self._handle(done)  # what follows may be more urgent
         self._left(batch)
 
     def _in_time(self, batch: Batch, rows: list[RequestRow]) -> list[RequestRow]:
@@ -441,7 +442,7 @@ class Dispatch:
     def _came(self, batch: Batch, rows: list[RequestRow], in_flight: Computing, _: object) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
-            batch.backlog.ended(batch, self.clock())
+            batch.call_ended(len(rows), self.clock())
             try:
                 outputs = in_flight.wait()
             except RequestFailed as error:

@@ -7,14 +7,15 @@ has missed its deadline, or with `early_drop` what can no longer hold it (as in 
 and Clockwork, OSDI 2020), is given back instead of computed.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 
+from potluck.serve.scheduling.early_drop import ROUNDED_S, fitting, given_up, late
+from potluck.serve.scheduling.pace import Pace
 from potluck.serve.scheduling.records import Request
-
-ROUNDED_S = 1e-9  # a moment that two sums of seconds may differ by
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,12 @@ class RequestQueued:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFree:
-    """The batch of this replica has ended, well or not."""
+    """The batch of this replica has ended, well or not. `pace`: how many times longer than was
+    measured it took; 0: not known.
+    """
 
     replica: int
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,10 @@ class Batcher:
         self.wait_frac = wait_frac
         self.early_drop = early_drop
         self.alone_s = tuple(alone_s) or self.batch_s
-        # of every replica, when its batch is expected to end; 0 when it is idle
-        n_known = max([n_replicas, *(replica + 1 for replica in busy)])
-        self._until_s = [0.0] * n_known
-        self._running = [False] * n_known
-        for replica in busy:
-            self._running[replica] = True
-        # (less urgent, deadline, order, request)
+        self._pace = Pace()
+        # of each replica that computes, when it is expected to be idle
+        self._until_s = dict.fromkeys(busy, 0.0)
+        # in order: (less urgent, deadline, order, request)
         self._queue: list[tuple[int, float, int, Request]] = []
         self._n_seen = 0
         self._queued_work = 0.0
@@ -138,7 +139,7 @@ class Batcher:
     @property
     def n_running(self) -> int:
         """Replicas that compute."""
-        return sum(self._running)
+        return len(self._until_s)
 
     def queue_s(self, now_s: float) -> float:
         """Expected seconds until a request that came now would start."""
@@ -157,19 +158,25 @@ class Batcher:
             Of the request, see `Request`.
         """
         start_s = self._start_s(now_s)
-        n_together = self.largest if start_s > now_s else len(self._queue) % self.largest + 1
-        return start_s + self.batch_s[n_together] * work
+        if start_s > now_s:
+            return start_s + self._pace.safe * self.batch_s[self.largest] * work
+        return start_s + self.batch_s[len(self._queue) % self.largest + 1] * work
 
     def _start_s(self, now_s: float) -> float:
         if not self.n_replicas:
             return inf
         n_batches = len(self._queue) // self.largest
-        free_s = sorted(max(now_s, until_s) for until_s in self._until_s[: self.n_replicas])
+        free_s = self._free_s(now_s)
         if not n_batches:
             return free_s[0]
         turns, replica = divmod(n_batches, self.n_replicas)
         mean_work = self._queued_work / len(self._queue)
-        return free_s[replica] + turns * self.batch_s[self.largest] * mean_work
+        full_s = self._pace.safe * self.batch_s[self.largest]
+        return free_s[replica] + turns * full_s * mean_work
+
+    def _free_s(self, now_s: float) -> list[float]:
+        """When each replica is idle, the soonest first."""
+        return sorted(max(now_s, self._until_s.get(n, now_s)) for n in range(self.n_replicas))
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What is to be done now."""
@@ -181,11 +188,12 @@ class Batcher:
                 self._push(request)
                 if is_followed and len(self._queue) < self.largest:
                     return []
-            case ReplicaFree(replica):
-                self._running[replica] = False
-                self._until_s[replica] = 0.0
+            case ReplicaFree(replica, pace):
+                self._until_s.pop(replica, None)
+                if pace:
+                    self._pace.learn(pace)
             case Resized(n_replicas):
-                self._resize(n_replicas)
+                self.n_replicas = n_replicas  # one beyond goes on, and starts nothing more
             case QueueTick():
                 pass
         self._start(now_s, actions)
@@ -193,31 +201,26 @@ class Batcher:
 
     def take_all(self) -> list[Request]:
         """All that wait, to be served elsewhere; nothing waits here any more."""
-        waiting = [entry[3] for entry in sorted(self._queue)]
-        self._queue.clear()
-        self._queued_work = 0.0
+        waiting = [*self._in_order()]
+        self._leave(waiting)
         return waiting
 
     def _push(self, request: Request) -> None:
         self._n_seen += 1
         self._queued_work += request.work
-        heappush(self._queue, (-request.priority, request.deadline_s, self._n_seen, request))
+        insort(self._queue, (-request.priority, request.deadline_s, self._n_seen, request))
 
-    def _pop(self) -> Request:
-        request = heappop(self._queue)[3]
-        self._queued_work -= request.work
-        return request
-
-    def _resize(self, n_replicas: int) -> None:
-        """A replica that still computes goes on; it starts nothing more if it is beyond."""
-        more = max(0, n_replicas - len(self._until_s))
-        self._until_s += [0.0] * more
-        self._running += [False] * more
-        self.n_replicas = n_replicas
+    def _leave(self, requests: Iterable[Request]) -> None:
+        """These wait no more."""
+        left = {each.id for each in requests}
+        if left:
+            self._queue = [entry for entry in self._queue if entry[3].id not in left]
+            self._queued_work = sum(each.work for each in self._in_order())
 
     def _start(self, now_s: float, actions: list[Action]) -> None:
         """Start batches while there are requests and idle replicas."""
-        self._drop_late(now_s, actions)
+        if self.early_drop:  # who can no longer be met hears it now, not when a replica is idle
+            self._give_back(late(self._in_order(), now_s, self.batch_s[1], 1), now_s, actions)
         while self._queue and (idle := self._idle()):
             start_s = self._latest_start_s(now_s)
             if start_s > now_s + ROUNDED_S:
@@ -227,20 +230,11 @@ class Batcher:
             if batch:
                 work, replica = max(request.work for request in batch), idle[0]
                 seconds = self.batch_s[len(batch)] * work
-                self._running[replica], self._until_s[replica] = True, now_s + seconds
+                self._until_s[replica] = now_s + self._pace.safe * seconds
                 actions.append(StartBatch(replica, tuple(batch), seconds))
 
-    def _drop_late(self, now_s: float, actions: list[Action]) -> None:
-        """Who can no longer be met hears it now, not when a replica is idle."""
-        while self.early_drop and self._queue and not self._holds(self._queue[0][3], now_s):
-            actions.append(self._given_back(self._pop(), now_s))
-
-    @staticmethod
-    def _given_back(request: Request, now_s: float) -> GiveBack:
-        return GiveBack(request, TIMED_OUT if request.deadline_s < now_s else CANNOT_MEET)
-
     def _idle(self) -> list[int]:
-        return [replica for replica in range(self.n_replicas) if not self._running[replica]]
+        return [replica for replica in range(self.n_replicas) if replica not in self._until_s]
 
     def _share(self, n_idle: int) -> int:
         """Of a batch that starts now, the most: what waits, or its part of it where idle replicas
@@ -262,26 +256,25 @@ class Batcher:
 
     def _batch(self, now_s: float, most: int, actions: list[Action]) -> list[Request]:
         """The most urgent requests that can still be met; the others are given back."""
-        batch: list[Request] = []
-        while self._queue and len(batch) < most:
-            request = self._pop()
-            is_dropped = self.early_drop and not self._holds(request, now_s)
-            if is_dropped or request.deadline_s < now_s:
-                actions.append(self._given_back(request, now_s))
-            else:
-                batch.append(request)
-        return self._shrunk(batch, now_s) if self.early_drop else batch
+        seconds = self.batch_s[1] if self.early_drop else 0.0
+        self._give_back(late(self._in_order(), now_s, seconds, most), now_s, actions)
+        first = [*islice(self._in_order(), most)]
+        if self.early_drop:
+            paced_s = [self._pace.safe * seconds for seconds in self.alone_s]
+            if fitting(first, now_s, paced_s) < len(first):
+                alike = [each for each in self._in_order() if each.priority == first[0].priority]
+                others_s = self._free_s(now_s)[1:]
+                self._give_back(given_up(alike, now_s, others_s, paced_s, most), now_s, actions)
+                first = [*islice(self._in_order(), most)]
+                first = first[: fitting(first, now_s, paced_s)]
+        self._leave(first)
+        return first
 
-    def _holds(self, request: Request, now_s: float) -> bool:
-        return now_s + self.batch_s[1] * request.work <= request.deadline_s + ROUNDED_S
+    def _in_order(self) -> Iterator[Request]:
+        return (entry[3] for entry in self._queue)
 
-    def _shrunk(self, batch: list[Request], now_s: float) -> list[Request]:
-        """Without those behind whom the batch would be too late for one of it."""
-        work, earliest_s = 0.0, inf
-        for n_taken, request in enumerate(batch, 1):
-            work, earliest_s = max(work, request.work), min(earliest_s, request.deadline_s)
-            if n_taken > 1 and now_s + self.alone_s[n_taken] * work > earliest_s + ROUNDED_S:
-                for later in batch[n_taken - 1 :]:
-                    self._push(later)
-                return batch[: n_taken - 1]
-        return batch
+    def _give_back(self, late: Sequence[Request], now_s: float, actions: list[Action]) -> None:
+        self._leave(late)
+        for request in late:
+            reason = TIMED_OUT if request.deadline_s < now_s else CANNOT_MEET
+            actions.append(GiveBack(request, reason))

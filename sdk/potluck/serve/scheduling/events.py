@@ -22,10 +22,13 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """A batch has ended; its answers are there."""
+    """A batch has ended; its answers are there. `pace`: how many times longer than was measured
+    its processor took for it, without what it waited for its turn there; 0: not known.
+    """
 
     pool: PoolKey
     replica: int
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

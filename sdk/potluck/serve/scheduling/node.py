@@ -202,10 +202,11 @@ class ServerNode:
         match event:
             case RequestArrived(request, is_followed):
                 self._arrived(request.through(self.name), now_s, actions, is_followed=is_followed)
-            case BatchDone(pool, replica):
-                self._ended(pool, replica, now_s, actions, failed=False)
+            case BatchDone(pool, replica, pace):
+                self._ended(pool, batching.ReplicaFree(replica, pace), now_s, actions)
             case BatchFailed(pool, replica):
-                self._ended(pool, replica, now_s, actions, failed=True)
+                free = batching.ReplicaFree(replica)
+                self._ended(pool, free, now_s, actions, failed=True)
             case StreamEnded(_, stream):
                 self._stream_ended(stream)
             case Settled(request_id, refused):
@@ -361,16 +362,22 @@ class ServerNode:
                     actions.append(WakeAt(at_s))
 
     def _ended(
-        self, key: PoolKey, replica: int, now_s: float, actions: list[Action], *, failed: bool
+        self,
+        key: PoolKey,
+        free: batching.ReplicaFree,
+        now_s: float,
+        actions: list[Action],
+        *,
+        failed: bool = False,
     ) -> None:
         held = self._pools.get(key)
         if held is None:
             return
-        requests = held.running.pop(replica, ())
+        requests = held.running.pop(free.replica, ())
         if not failed:
             service = key[0]
             self._answered[service] = self._answered.get(service, 0.0) + len(requests)
-        self._queue(held, batching.ReplicaFree(replica), now_s, actions)
+        self._queue(held, free, now_s, actions)
         if failed:
             for request in requests:
                 self._decide(request, now_s, actions)
