@@ -171,7 +171,7 @@ class Batcher:
             return free_s[0]
         turns, replica = divmod(n_batches, self.n_replicas)
         mean_work = self._queued_work / len(self._queue)
-        full_s = self._pace.safe * self.batch_s[self.largest]
+        full_s = self._pace.mean * self.batch_s[self.largest]
         return free_s[replica] + turns * full_s * mean_work
 
     def _free_s(self, now_s: float) -> list[float]:
@@ -230,7 +230,7 @@ class Batcher:
             if batch:
                 work, replica = max(request.work for request in batch), idle[0]
                 seconds = self.batch_s[len(batch)] * work
-                self._until_s[replica] = now_s + self._pace.safe * seconds
+                self._until_s[replica] = now_s + self._pace.mean * seconds
                 actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> list[int]:

@@ -3,8 +3,8 @@
 A batch is done for all of it at once, so it must be small where its most urgent request has little
 time left. While all can be met so, that is right. In overload it is a trap: smaller batches serve
 less in a second, what waits behind them has even less time left, and soon every batch is of one
-request. There whoever is too urgent for a large batch is given up (as the early drop of Nexus, SOSP
-2019, section 6.3, does always), unless more would be lost by that.
+request. There whoever is too urgent for a large batch is given up, as by the early drop of Nexus
+(SOSP 2019), unless more would be lost by that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -102,9 +102,7 @@ def _is_met(request: Request, start_s: float, seconds: float) -> bool:
     return start_s + seconds * request.work <= request.deadline_s + ROUNDED_S
 
 
-def _fastest(
-    waiting: Sequence[Request], now_s: float, batch_s: Sequence[float], most: int
-) -> int:
+def _fastest(waiting: Sequence[Request], now_s: float, batch_s: Sequence[float], most: int) -> int:
     """The size of batch by which the most are served in a second."""
     sizes = [most >> halved for halved in range(most.bit_length())]
     met = {size: sum(_is_met(each, now_s, batch_s[size]) for each in waiting) for size in sizes}

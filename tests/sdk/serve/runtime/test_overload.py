@@ -152,6 +152,16 @@ def test_goodput_stays_in_overload_and_little_is_computed_in_vain(serial_home):
     assert serial_home.play(0.5)["in time"] >= 0.99 * 0.5 * LASTS_S * sum(PER_S.values()) * 0.9
 
 
+@pytest.mark.parametrize("slower", [1.0, 1.4])
+@pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES])
+@pytest.mark.parametrize("name", ["a", "c"])
+def test_goodput_of_a_service_of_its_own_stays_in_overload(name, devices, slower):
+    opened = SerialHome({}, slower, (name,), devices)
+    in_time = [opened.play(load * len(devices))["in time"] for load in (3.0, 6.0, 9.0)]
+    opened.dispatch.close()
+    assert min(in_time) >= 0.9 * max(in_time)
+
+
 @pytest.mark.parametrize("serial_home", [({},)], indirect=True)
 def test_nobody_is_refused_below_what_the_devices_can_do(serial_home):
     ends = serial_home.play(0.9)

@@ -1,5 +1,6 @@
 """The queue of one service: whole traces of actions, and what must hold whatever comes."""
 
+from heapq import heappop, heappush
 from random import Random
 
 import pytest
@@ -239,3 +240,57 @@ def test_a_batch_shrinks_only_where_it_would_be_too_late_with_nothing_beside_it(
 
     assert started() == [(0, [1, 2])]
     assert started(alone_s=(0.0, 0.1, 0.11, 0.12, 0.13)) == [(0, [1, 2, 3])]
+
+
+def test_the_urgent_of_a_higher_priority_are_not_given_up_for_many_others():
+    batch_s = (0.0, *(0.1 + 0.01 * n for n in range(1, 17)))
+    queue = Batcher(batch_s)
+    queue.handle(RequestQueued(request(0, limit_s=9.0)), 0.0)
+    queue.handle(RequestQueued(request(1, limit_s=0.23, priority=1)), 0.0)
+    for number in range(2, 40):
+        queue.handle(RequestQueued(request(number, limit_s=0.38)), 0.0)
+    started = numbers(queue.handle(ReplicaFree(0), 0.11))
+    assert started == [(0, [1, 2])]  # not 16 of the others
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_goodput_stays_in_overload_though_batches_take_longer_than_expected(seed):
+    """Random batches, replicas and limits; each batch takes up to 2 to 30 % longer."""
+    rng = Random(seed)
+    largest, row_s = rng.choice((4, 8, 16, 32, 64)), 10 ** rng.uniform(-3.5, -1)
+    whole_s = row_s * 10 ** rng.uniform(-1, 1.5)
+    batch_s = (0.0, *(whole_s + row_s * n for n in range(1, largest + 1)))
+    longer, n_replicas = rng.choice((0.02, 0.1, 0.3)), rng.randint(1, 4)
+    limit_s = batch_s[-1] * rng.uniform(2.2, 8)
+    most_per_s = n_replicas * largest / batch_s[-1] / (1 + longer / 2)
+    for load in (1.5, 6.0):
+        queue = Batcher(batch_s, n_replicas)
+        in_time_per_s = overload(queue, load * most_per_s, limit_s, longer, rng)
+        assert in_time_per_s > 0.85 * most_per_s  # 0.93 and more over longer times
+
+
+def overload(queue, per_s, limit_s, longer, rng):
+    """Requests per second that are in time; who cannot be is refused as they come."""
+    lasts_s = 40 * queue.batch_s[-1]
+    coming, number, at_s = [], 0, 0.0
+    while (at_s := at_s + rng.expovariate(per_s)) < lasts_s:
+        heappush(coming, (at_s, number, None))
+        number += 1
+    start_s, n_in_time = {}, 0
+    while coming:
+        now_s, which, start = heappop(coming)
+        if start is not None:
+            n_in_time += sum(each.deadline_s >= now_s for each in start.requests)
+            pace = (now_s - start_s[which]) / start.seconds
+            event = ReplicaFree(start.replica, pace)
+        elif queue.finish_s(now_s) > now_s + limit_s:
+            continue
+        else:
+            event = RequestQueued(request(which, now_s, limit_s))
+        for action in queue.handle(event, now_s):
+            if isinstance(action, StartBatch):
+                number += 1
+                start_s[number] = now_s
+                end_s = now_s + action.seconds * (1 + rng.uniform(0, longer))
+                heappush(coming, (end_s, number, action))
+    return n_in_time / lasts_s

@@ -1,0 +1,39 @@
+"""How much longer than was measured something takes."""
+
+from random import Random
+
+import pytest
+
+from potluck.serve.scheduling.pace import MOST, Pace
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
+    rng = Random(seed)
+    base, spread = rng.uniform(1, 3), rng.uniform(0.01, 0.5)
+    pace = Pace()
+    within_mean, within_safe, n_looks = 0, 0, 2000
+    for number in range(n_looks + 50):
+        took = base + rng.uniform(0, spread)
+        if number >= 50:
+            within_mean += took <= pace.mean
+            within_safe += took <= pace.safe
+        pace.learn(took)
+    assert 0.4 < within_mean / n_looks < 0.6
+    assert within_safe / n_looks > 0.85
+
+
+def test_what_is_quicker_than_was_measured_promises_nothing():
+    pace = Pace()
+    for _ in range(20):
+        pace.learn(0.5)
+    assert pace.mean == pace.safe == 1.0
+
+
+def test_one_outlier_counts_little_and_is_forgotten():
+    pace = Pace()
+    pace.learn(1e6)
+    assert pace.mean < MOST / 3
+    for _ in range(40):
+        pace.learn(1.0)
+    assert pace.safe == pytest.approx(1.0, abs=0.01)
