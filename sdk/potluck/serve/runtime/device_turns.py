@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from potluck.serve.scheduling.fair_queueing import FairQueue
-from potluck.serve.scheduling.pace import Pace
+from potluck.serve.scheduling.learned_pace import LearnedPace
 
 LOOK_S = 1.0  # how often who waits looks whether all has ended
 
@@ -21,7 +21,7 @@ class Backlog:
     def __init__(self) -> None:
         self._seconds: dict[object, float] = {}  # of each call by itself, in order
         self._first_s = 0.0  # when the first of them began
-        self._pace = Pace()
+        self._pace = LearnedPace()
 
     @property
     def pace(self) -> float:

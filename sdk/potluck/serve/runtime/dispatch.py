@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.alarm import Alarm
 from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy, pools_alive
 from potluck.serve.runtime.device_turns import DeviceTurns
+from potluck.serve.runtime.homeless_requests import HomelessRequests
 from potluck.serve.runtime.loaded_model import Compute, Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
     LOSSES,
@@ -104,7 +105,7 @@ class Dispatch:
         self._streams: dict[int, float] = {}
         self._asked_fps: dict[int, float] = {}  # of streams that have not ended
         self._is_placed_anew, self._is_placing = is_placed_anew, False
-        self._homeless = dict[str, list[Request]]()  # wait for a device that has their service
+        self._homeless = HomelessRequests()
         self._numbers = count(1)
         self._depth = 0
         self._is_going_on = False
@@ -343,8 +344,7 @@ class Dispatch:
         self._handle(RequestArrived(Request(stream, name, now_s, until_s, fps=fps)))
 
     def _settle_homeless(self) -> None:
-        waiting, self._homeless = self._homeless, {}
-        for request in chain.from_iterable(waiting.values()):
+        for request in self._homeless.take_all():
             if request.id in self._rows:
                 self._admit(request.service, request.stream)
                 self._handle(RequestArrived(request))
@@ -352,11 +352,8 @@ class Dispatch:
     def _waits(self, request: Request) -> bool:
         """Whether a request that no device has a place for waits until there is one."""
         record = self.records.get(request.service)
-        waiting = self._homeless.setdefault(request.service, [])
-        is_in_time = self._is_placing and self.clock() < request.deadline_s
-        if record is None or not is_in_time or len(waiting) >= record.max_queue:
+        if not self._is_placing or not self._homeless.keep(request, record, self.clock()):
             return False
-        waiting.append(request)
         self._alarm.at(request.deadline_s)
         return True
 

@@ -14,7 +14,7 @@ from itertools import islice
 from math import inf
 
 from potluck.serve.scheduling.early_drop import ROUNDED_S, fitting, given_up, late
-from potluck.serve.scheduling.pace import Pace
+from potluck.serve.scheduling.learned_pace import LearnedPace
 from potluck.serve.scheduling.records import Request
 
 
@@ -123,7 +123,7 @@ class Batcher:
         self.wait_frac = wait_frac
         self.early_drop = early_drop
         self.alone_s = tuple(alone_s) or self.batch_s
-        self._pace = Pace()
+        self._pace = LearnedPace()
         # of each replica that computes, when it is expected to be idle
         self._until_s = dict.fromkeys(busy, 0.0)
         # in order: (less urgent, deadline, order, request)

@@ -4,14 +4,14 @@ from random import Random
 
 import pytest
 
-from potluck.serve.scheduling.pace import MOST, Pace
+from potluck.serve.scheduling.learned_pace import MOST, LearnedPace
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
     rng = Random(seed)
     base, spread = rng.uniform(1, 3), rng.uniform(0.01, 0.5)
-    pace = Pace()
+    pace = LearnedPace()
     within_mean, within_safe, n_looks = 0, 0, 2000
     for number in range(n_looks + 50):
         took = base + rng.uniform(0, spread)
@@ -24,14 +24,14 @@ def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
 
 
 def test_what_is_quicker_than_was_measured_promises_nothing():
-    pace = Pace()
+    pace = LearnedPace()
     for _ in range(20):
         pace.learn(0.5)
     assert pace.mean == pace.safe == 1.0
 
 
 def test_one_outlier_counts_little_and_is_forgotten():
-    pace = Pace()
+    pace = LearnedPace()
     pace.learn(1e6)
     assert pace.mean < MOST / 3
     for _ in range(40):

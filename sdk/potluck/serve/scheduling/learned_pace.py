@@ -5,7 +5,7 @@ LEARN_FRAC = 0.25  # of what the latest one says
 DEVIATIONS = 2.0  # beyond the mean, for what nearly all of them keep
 
 
-class Pace:
+class LearnedPace:
     """Measurements as multiples of what was expected: their mean, and how far they are from it.
     Each counts as 1 at least: what is quicker now, with nothing beside it, may not be so later.
     """
