@@ -44,6 +44,7 @@ from potluck_wire.version import VERSION
 
 AGAIN_S = 1.0  # after a failure
 STOP_S = 3.0
+LAST_PORT = 65536 - N_PORTS
 AT_ONCE = 64  # messages in one round
 CHECK_S = 0.5  # between looks at how much waits of what a relay has said
 # visitors at a time, whatever a relay says: what a true one asks for at most
@@ -114,7 +115,8 @@ class Tunnel:
                 found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
                 await self._stay(str(found[0][4][0]), port)
                 reason = f"it has said nothing for {RELAY_GONE_S:g} s"
-            except (OSError, zmq.ZMQError) as error:
+            # UnicodeError: of a name that no host can have
+            except (OSError, UnicodeError, zmq.ZMQError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
             self.address = ""
             self._note("relay", f"not reached through the relay {self._invitation.relay}: {reason}")
@@ -187,12 +189,14 @@ class Tunnel:
 
     def _registered(self, message: Registered) -> None:
         host = self._invitation.relay.rpartition(":")[0]
-        self.address = f"{host}:{message.port}" if message.port else ""
+        is_possible = message.port <= LAST_PORT
+        self.address = f"{host}:{message.port}" if message.port and is_possible else ""
+        why = message.text if is_possible else f"it names port {message.port}, which is none"
         self._note(
             "relay",
             f"reached through a relay at {self.address}"
             if self.address
-            else f"the relay {self._invitation.relay} does not take visitors: {message.text}",
+            else f"the relay {self._invitation.relay} does not take visitors: {why}",
         )
 
     def _dial(self, message: Dial, host: str, port: int) -> None:

@@ -342,9 +342,10 @@ def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) ->
         try:
             with socket.create_connection((host, port), timeout=1.0):
                 return Checkup(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: of a name that no host can have
+            why = error.strerror if isinstance(error, OSError) else None
             reason, ports = (
-                f"{host}:{port} does not answer ({error.strerror or error})",
+                f"{host}:{port} does not answer ({why or error})",
                 f"ports {port} to {port + 3}",
             )
     remedy = f"Is its agent running, and does its firewall let {ports} through?"

@@ -41,7 +41,7 @@ def parse_address(text: str) -> Address:
         port = rest.removeprefix(":") or port
     elif host.count(":") == 1:
         host, port = host.split(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
+    if not host or not (len(port) <= 5 and port.isdecimal() and 1 <= int(port) <= 65532):
         raise UserError(
             f"{text!r} is not an address.",
             next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.",

@@ -70,7 +70,7 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
             (address.host, address.port + PAIRING_OFFSET), CONNECT_S
         ) as connection:
             return _converse(connection, side, label)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: of a name that no host can have
         raise _nobody(device, address, error) from error
     except WireError as error:
         raise ProtocolError(
@@ -108,15 +108,15 @@ def unreached(address: Address) -> DeviceGone | None:
     """
     try:
         socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S).close()
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         return unresolved(str(address), address.host)
-    except (OSError, UnicodeError):  # the latter: a name with a part that is too long
+    except OSError:
         return unreachable(str(address), str(address))
     return None
 
 
-def _nobody(device: str, address: Address, error: OSError) -> DeviceGone:
-    if isinstance(error, socket.gaierror):
+def _nobody(device: str, address: Address, error: OSError | UnicodeError) -> DeviceGone:
+    if isinstance(error, socket.gaierror | UnicodeError):
         return unresolved(device, address.host)
     return DeviceGone(
         f"nobody pairs at {address} ({error.strerror or error}).",

@@ -6,6 +6,7 @@ import socket
 import threading
 from contextlib import contextmanager, suppress
 from itertools import count
+from queue import Queue
 from random import Random
 
 import psutil
@@ -152,6 +153,42 @@ def test_what_it_asks_for_is_bounded(tmp_path, record_property):
             for one in held:
                 one.close()
     record_property("inputs", n_asked)
+
+
+class Told:
+    """What a tunnel notes, one after the other."""
+
+    def __init__(self):
+        self.texts = Queue()
+
+    def __call__(self, about, text):
+        self.texts.put(text)
+
+
+@pytest.mark.parametrize("port", [65533, 65536, 2**53])
+def test_it_names_no_port_that_is_none(tmp_path, port):
+    lying, told = LyingRelay(tmp_path), Told()
+    tunnel = Tunnel(read_invitation(lying.invitation), HOST, 1, told)
+    try:
+        lying.say(lying.registered(), *encode(Registered(port=port)))
+        assert told.texts.get(timeout=TIMEOUT_S).endswith(f"it names port {port}, which is none")
+        assert not tunnel.address
+    finally:
+        tunnel.close()
+        lying.close()
+
+
+@pytest.mark.parametrize("host", ["relay..net", ".", "a" * 64 + ".net"])
+def test_a_relay_whose_name_no_host_can_have_is_told_as_one_that_is_not_found(host):
+    """Its tunnel ended with an error in a thread, and nobody was told."""
+    keys, told = Keys(), Told()
+    tunnel = Tunnel(
+        Invitation(relay=f"{host}:1", key=keys.public, secret=keys.secret), HOST, 1, told
+    )
+    try:
+        assert told.texts.get(timeout=TIMEOUT_S).startswith(f"not reached through the relay {host}")
+    finally:
+        tunnel.close()
 
 
 @pytest.mark.long

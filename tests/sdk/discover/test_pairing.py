@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from potluck.commands.doctor import HINT, reach
 from potluck.discover import pairing
 from potluck.discover.pairing import pair
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
@@ -107,3 +108,13 @@ def test_nobody_there():
 def test_what_cannot_be_a_code_is_not_tried(code):
     with pytest.raises(UserError, match="digits"):
         pair(Address(host="127.0.0.1", port=1), code, name="notebook", key=KEY)
+
+
+@pytest.mark.parametrize("host", ["jetson..local", ".", "a" * 64, "\ud800"])
+def test_a_name_that_no_host_can_have_is_not_known(host):
+    """It ended with an UnicodeError."""
+    address = Address(host=host, port=47600)
+    with pytest.raises(DeviceGone, match="is not known in this network"):
+        pair(address, "12345678", name="x", key=KEY)
+    assert "is not known in this network" in str(pairing.unreached(address))
+    assert reach("jetson", ((host, 47600),), announced=False).level == HINT

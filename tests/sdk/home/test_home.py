@@ -31,7 +31,9 @@ def test_addresses_are_read(text, host, port):
     assert parse_address(text) == Address(host=host, port=port)
 
 
-@pytest.mark.parametrize("text", ["", ":5000", "a:b", "a:0", "a:65534", "[]:1"])
+@pytest.mark.parametrize(
+    "text", ["", ":5000", "a:b", "a:0", "a:65534", "[]:1", "jetson:" + "9" * 5000]
+)
 def test_other_addresses_are_refused(text):
     with pytest.raises(UserError, match="not an address"):
         parse_address(text)
