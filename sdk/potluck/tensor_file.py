@@ -73,7 +73,8 @@ def read_tensors(path: Path, next_step: str) -> "tuple[dict[str, torch.Tensor], 
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
+    # RuntimeError: torch maps no file that is larger than memory
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
         raise FileError(
             f"cannot read {path}: {str(error).removesuffix(f': {path}')}.",
             next_step=next_step,

@@ -272,7 +272,7 @@ class BatchStore:
         try:
             file: Any = safe_open(path, framework="pt")
             return [file.get_slice(str(place)) for place in range(len(file.keys()))]
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
             raise _unread(path, error) from error
 
 

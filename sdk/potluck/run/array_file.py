@@ -28,6 +28,11 @@ MAX_NAME = 500
 WHOLE_BYTES = 64 << 20  # of a larger file these are looked at, spread over it
 _BLOCK_BYTES = 1 << 20
 _KINDS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+# types as safetensors calls them -> as torch does
+_TORCHS = {"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"}
+_TORCHS |= {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "C64": "complex64"}
+_TORCHS |= {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_TORCHS |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 # what a file that is none makes of its readers
 _ODD = (
     ValueError,
@@ -267,13 +272,17 @@ def _safetensors(path: Path, key: str) -> Opened:
 
     header_bytes = check_header(path, MAX_HEADER_BYTES)
     try:
-        with safe_open(path, framework="pt") as file:  # checks all that the file says
+        # It checks all that the file says. Torch would map it as if it were to be written to, which
+        # systems refuse of one larger than memory.
+        with safe_open(path, framework="np") as file:
             key = _one_of(key, [*file.keys()])
             part: Any = file.get_slice(key)
             shape = tuple(part.get_shape())
             if not shape or 0 in shape:
                 raise _Odd(f"has no rows: its shape is {list(shape)}")
-            kind = part[:1].dtype
+            kind = getattr(torch, _TORCHS.get(name := part.get_dtype(), "?"), None)
+            if kind is None:
+                raise _Odd(f"is of type {name}, which torch has not")
     except SafetensorError as error:
         raise _Odd(f"is no file of tensors: {error}") from error
     with path.open("rb") as raw:

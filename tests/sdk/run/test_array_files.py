@@ -2,9 +2,11 @@
 is none, or is outside of the folder, is refused in words and runs nothing.
 """
 
+import json
 import os
 import random
 import struct
+import sys
 import zipfile
 
 import pytest
@@ -14,6 +16,7 @@ import potluck
 from potluck.errors import FileError, UserError
 from potluck.run.array_file import WHOLE_BYTES, fingerprint, open_array
 from potluck.run.array_files import Order
+from potluck.run.checkpoint import load, step_of
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
@@ -377,6 +380,28 @@ def saved_anew_in_place(path, array):
 def put_beside_and_renamed(path, array):
     (path.parent / "other").write_bytes(bytes(path.stat().st_size))
     os.replace(path.parent / "other", path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file has holes")
+def test_tensors_in_a_file_larger_than_memory_are_read_by_rows(tmp_path):
+    """Torch maps no such file: opening it ended with its RuntimeError."""
+    n_rows, width = 2**20, 2**17
+    said = {"dtype": "F64", "shape": [n_rows, width], "data_offsets": [0, 2**40]}
+    header = json.dumps({"x": said}).encode()
+    path = tmp_path / "x.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2**40)
+        file.seek(-8, 2)
+        file.write(numpy.array(7.0).tobytes())
+    found = open_array(tmp_path, path.name)
+    assert (found.shape, found.dtype) == ((n_rows, width), "float64")
+    first, last = found.take([0, n_rows - 1])
+    assert (first.sum(), last.sum(), last[-1]) == (0.0, 7.0, 7.0)
+    with pytest.raises(FileError, match=r"cannot read|not a saved run"):
+        load(path)
+    with pytest.raises(FileError, match="is no state of a run"):
+        step_of(path)
 
 
 @pytest.mark.parametrize("what", [cut_short, saved_anew_in_place, put_beside_and_renamed])

@@ -149,6 +149,8 @@ def _array(output: IO[bytes], dtype: str, shape: Sequence[int]) -> Any:
     import numpy as np
 
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if n_bytes > os.fstat(output.fileno()).st_size - output.tell():  # else memory is asked for
+        raise EOFError(f"an array of {n_bytes} bytes")
     return np.frombuffer(output.read(n_bytes), dtype).reshape(shape).copy()
 
 

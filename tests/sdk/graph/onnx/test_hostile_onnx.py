@@ -386,6 +386,8 @@ def test_an_honest_model_is_run_in_one_process(
         b'{"error": 5}',
         b'{"values": [["a", "float32", [[1]], true]], "still": [], "wanted": ["y"]}',
         b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["<f4", [1000000000000]]]}\n',
+        b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["<f4", [4611686018427387904]]]}',
+        b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["S2147483647", [9, 999]]]}\n12',
         b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["O", [1]]]}\n12345678',
         b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["<f4", [-1]]]}\n1234',
         b'{"values": 1e400, "still": 7, "wanted": ["y"], "arrays": {}}',
