@@ -273,8 +273,8 @@ class Batcher:
     def _in_order(self) -> Iterator[Request]:
         return (entry[3] for entry in self._queue)
 
-    def _give_back(self, late: Sequence[Request], now_s: float, actions: list[Action]) -> None:
-        self._leave(late)
-        for request in late:
+    def _give_back(self, these: Sequence[Request], now_s: float, actions: list[Action]) -> None:
+        self._leave(these)
+        for request in these:
             reason = TIMED_OUT if request.deadline_s < now_s else CANNOT_MEET
             actions.append(GiveBack(request, reason))
