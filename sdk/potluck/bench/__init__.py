@@ -45,6 +45,7 @@ BENCHES = {
     "differential evolution",
     "serve": "serving by categories against EPARA and its baselines: simulated, and in a lab "
     "against the prediction",
+    "serve_overload": "a service on agents that is asked for more than its devices can do",
     "serve_scale": "serving from 10 to 10,000 simulated servers: handling, placement, state "
     "exchange, events per second",
     "coverage": "architectures of transformers, made small by rule: exported, answered and "

@@ -91,6 +91,7 @@ SMALL = {
         "crowd_s": 2,
     },
     "serve": {"servers": 2, "duration_s": 2, "large_servers": 4, "large_duration_s": 1},
+    "serve_overload": {"seconds": 1, "rounds": 1, "first_per_s": 300},
     "serve_scale": {"requests": 1000},
     "coverage": {"every": 100, "most": 1},
 }
@@ -163,6 +164,7 @@ PROMISED = {
     "gateway": {"ratio_throughput", "p99_ratio"},
     "cockpit": {"training_slowdown_frac", "first_sign_ms", "widget_kb"},
     "serve": {"served_below_capacity_frac", "ours_over_epara_worst"},
+    "serve_overload": {"goodput_above_capacity_frac_of_peak", "served_below_capacity_frac"},
     "serve_scale": {"handling_ms_p99_10000"},
     "coverage": {"exported_frac", "equal_frac", "trained_frac"},
 }
@@ -192,7 +194,16 @@ DIFFERENCES = (
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
-    *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions", "slow_links"),
+    *(
+        "gateway",
+        "cockpit",
+        "serve",
+        "serve_overload",
+        "serve_scale",
+        "coverage",
+        "regions",
+        "slow_links",
+    ),
     *("tensor_parallel", "stage_sizes", "generate"),
     *("stream", "interpreter", "processors", "optimality"),
 )

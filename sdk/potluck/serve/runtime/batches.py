@@ -35,11 +35,6 @@ class Batch:
         """Seconds of so many rows, with nothing beside them."""
         return self.times.at(min(n_rows, self.times.largest)) if self.times else 0.0
 
-    @property
-    def pace(self) -> float:
-        """How many times longer than was measured its calls took; 0 is not known."""
-        return self.took_s / self.expected_s if self.expected_s else 0.0
-
     def call_ended(self, n_rows: int, now_s: float) -> None:
         """Its call of so many rows has ended.
 

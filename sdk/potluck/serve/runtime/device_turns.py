@@ -76,8 +76,8 @@ class Backlog:
         seconds = self._seconds.pop(call, 0.0)
         took_s = now_s - self._first_s if is_first else 0.0
         self._first_s = now_s
-        if took_s and seconds:
-            self._pace.learn(took_s / seconds)
+        if is_first:
+            self._pace.learn(took_s, seconds)
         return took_s
 
 

@@ -425,7 +425,7 @@ class Dispatch:
             in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
         self._freed(batch)
-        done = BatchDone(batch.pool, batch.replica, batch.pace)
+        done = BatchDone(batch.pool, batch.replica, batch.took_s, batch.expected_s)
         self._handle(done)  # what follows may be more urgent
         self._left(batch)
 

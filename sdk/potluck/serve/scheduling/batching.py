@@ -30,12 +30,13 @@ class RequestQueued:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFree:
-    """The batch of this replica has ended, well or not. `pace`: how many times longer than was
-    measured it took; 0: not known.
+    """The batch of this replica has ended, well or not. `took_s`: of its processor, where by
+    itself it was expected to take `expected_s`; 0: not known.
     """
 
     replica: int
-    pace: float = 0.0
+    took_s: float = 0.0
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +189,10 @@ class Batcher:
                 self._push(request)
                 if is_followed and len(self._queue) < self.largest:
                     return []
-            case ReplicaFree(replica, pace):
+            case ReplicaFree(replica, took_s, expected_s):
                 self._until_s.pop(replica, None)
-                if pace:
-                    self._pace.learn(pace)
+                of_full = min(1.0, expected_s / self.alone_s[self.largest])
+                self._pace.learn(took_s, expected_s, of_full)
             case Resized(n_replicas):
                 self.n_replicas = n_replicas  # one beyond goes on, and starts nothing more
             case QueueTick():

@@ -22,13 +22,14 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """A batch has ended; its answers are there. `pace`: how many times longer than was measured
-    its processor took for it, without what it waited for its turn there; 0: not known.
+    """A batch has ended; its answers are there. `took_s`: its processor was busy with it, without
+    what it waited for its turn there; `expected_s`: by itself, as measured; 0: not known.
     """
 
     pool: PoolKey
     replica: int
-    pace: float = 0.0
+    took_s: float = 0.0
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How much longer than was measured something takes, learned from how long it took."""
 
-MOST = 16.0  # that one measurement may say: it may be an outlier
+MOST = 2.0  # times the mean that one measurement may say: it may be an outlier
 LEARN_FRAC = 0.25  # of what the latest one says
 DEVIATIONS = 2.0  # beyond the mean, for what nearly all of them keep
 
@@ -23,14 +23,20 @@ class LearnedPace:
         """What nearly all of them keep."""
         return self._mean + DEVIATIONS * self._deviation
 
-    def learn(self, times_longer: float) -> None:
-        """So much longer it took than was measured.
+    def learn(self, took_s: float, expected_s: float, weight: float = 1.0) -> None:
+        """So long it took.
 
         Parameters
         ----------
-        times_longer
-            What it took, divided by what was expected.
+        took_s
+            Seconds.
+        expected_s
+            That were measured; where they are 0 nothing is learned.
+        weight
+            Of this one, from 0 to 1: what is short says little of what is long.
         """
-        off = min(MOST, max(1.0, times_longer)) - self._mean
-        self._mean += LEARN_FRAC * off
-        self._deviation += LEARN_FRAC * (abs(off) - self._deviation)
+        if not expected_s:
+            return
+        off = min(MOST * self._mean, max(1.0, took_s / expected_s)) - self._mean
+        self._mean += weight * LEARN_FRAC * off
+        self._deviation += weight * LEARN_FRAC * (abs(off) - self._deviation)

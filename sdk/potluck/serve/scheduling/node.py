@@ -202,8 +202,9 @@ class ServerNode:
         match event:
             case RequestArrived(request, is_followed):
                 self._arrived(request.through(self.name), now_s, actions, is_followed=is_followed)
-            case BatchDone(pool, replica, pace):
-                self._ended(pool, batching.ReplicaFree(replica, pace), now_s, actions)
+            case BatchDone(pool, replica, took_s, expected_s):
+                free = batching.ReplicaFree(replica, took_s, expected_s)
+                self._ended(pool, free, now_s, actions)
             case BatchFailed(pool, replica):
                 free = batching.ReplicaFree(replica)
                 self._ended(pool, free, now_s, actions, failed=True)

@@ -281,8 +281,7 @@ def overload(queue, per_s, limit_s, longer, rng):
         now_s, which, start = heappop(coming)
         if start is not None:
             n_in_time += sum(each.deadline_s >= now_s for each in start.requests)
-            pace = (now_s - start_s[which]) / start.seconds
-            event = ReplicaFree(start.replica, pace)
+            event = ReplicaFree(start.replica, now_s - start_s[which], start.seconds)
         elif queue.finish_s(now_s) > now_s + limit_s:
             continue
         else:

@@ -18,7 +18,7 @@ def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
         if number >= 50:
             within_mean += took <= pace.mean
             within_safe += took <= pace.safe
-        pace.learn(took)
+        pace.learn(took, 1.0)
     assert 0.4 < within_mean / n_looks < 0.6
     assert within_safe / n_looks > 0.85
 
@@ -26,14 +26,33 @@ def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
 def test_what_is_quicker_than_was_measured_promises_nothing():
     pace = LearnedPace()
     for _ in range(20):
-        pace.learn(0.5)
+        pace.learn(0.5, 1.0)
     assert pace.mean == pace.safe == 1.0
 
 
 def test_one_outlier_counts_little_and_is_forgotten():
     pace = LearnedPace()
-    pace.learn(1e6)
-    assert pace.mean < MOST / 3
+    pace.learn(1e6, 1.0)
+    assert pace.safe < MOST
     for _ in range(40):
-        pace.learn(1.0)
+        pace.learn(1.0, 1.0)
     assert pace.safe == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_is_really_slower_now_is_learned():
+    pace = LearnedPace()
+    for _ in range(30):
+        pace.learn(10.0, 1.0)
+    assert pace.mean == pytest.approx(10.0, rel=0.05)
+
+
+def test_what_is_short_says_little():
+    pace = LearnedPace()
+    pace.learn(0.5, 0.01, weight=0.01)
+    assert pace.safe < 1.01
+
+
+def test_what_was_not_measured_teaches_nothing():
+    pace = LearnedPace()
+    pace.learn(1.0, 0.0)
+    assert pace.safe == 1.0
