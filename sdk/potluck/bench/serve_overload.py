@@ -40,7 +40,7 @@ PAUSE_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What became of one load: per second once queues are full, and as parts of all."""
 
     asked_per_s: float
@@ -75,7 +75,7 @@ def run(settings: Mapping[str, float]) -> Result:
         slo = potluck.Latency(settings["limit_s"])
         service = home.serve(model, "net", slo=slo).wait()
 
-        def ask(per_s: float) -> Load:
+        def ask(per_s: float) -> OfferedLoad:
             return _asked(service, row, expected, per_s, settings["seconds"])
 
         per_s = settings["first_per_s"]
@@ -113,7 +113,7 @@ def _network() -> "torch.nn.Module":
 
 def _asked(
     service: "Service", row: "torch.Tensor", expected: "torch.Tensor", per_s: float, seconds: float
-) -> Load:
+) -> OfferedLoad:
     before, begun_s = service.stats, time.perf_counter()
     answers: list[Future[torch.Tensor]] = []
 
@@ -130,7 +130,7 @@ def _asked(
     wait(answers)
     after = service.stats
     given = [each.result() for each in answers if each.exception() is None]
-    return Load(
+    return OfferedLoad(
         asked_per_s=len(answers) / seconds,
         in_time_per_s=in_time_per_s,
         in_time_frac=(after.n_in_time - before.n_in_time) / len(answers),
