@@ -20,14 +20,21 @@ DATE = "%Y-%m-%dT%H:%M:%S%z"
 N_EVENTS = 20  # before it, in the report
 
 
-def report(event: object, error: BaseException, latest: Iterable[tuple[float, object]]) -> str:
-    """The event that raised, where, and what had happened before: (when, event), the oldest
-    first.
+Remembered = tuple[float, str, object]  # when, the type of the event, and what it tells
+
+
+def remembered(at_s: float, event: object) -> Remembered:
+    """What a report will tell of an event: not the documents and bytes that came with it, which
+    would stay in memory until others have come.
     """
+    told = getattr(event, "text", "") if hasattr(event, "action") else event
+    return at_s, type(event).__name__, getattr(event, "message", told)
+
+
+def report(event: object, error: BaseException, latest: Iterable[Remembered]) -> str:
+    """The event that raised, where, and what had happened before, the oldest first."""
     stack = "".join(traceback.format_exception(error))
-    before = "".join(
-        f"  {at_s:.3f} {type(each).__name__} {_described(each)[:200]}\n" for at_s, each in latest
-    )
+    before = "".join(f"  {at_s:.3f} {kind} {told!r:.200}\n" for at_s, kind, told in latest)
     what = _described(event)[:500]
     return (
         f"a fault in the agent while handling {type(event).__name__} {what}\n{stack}before "

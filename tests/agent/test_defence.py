@@ -2,6 +2,9 @@
 never the agent.
 """
 
+import gc
+import weakref
+
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, faults_of
 from tests.agent.core.core_driver import (
@@ -51,9 +54,11 @@ from potluck_wire.messages import (
     MeasureTask,
     Ping,
     Pong,
+    Prepare,
     Prepared,
     RefusalCode,
     Refused,
+    Roster,
     Value,
     Welcome,
     WorkerReady,
@@ -109,6 +114,34 @@ def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
     )
     assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.PEER_LOST]
     assert len(talk.core.sessions) == 1
+
+
+def of_a_notebook(message, data):
+    return FromPeer(sender=OWNER_SENDER, message=message, buffers=(data,))
+
+
+WITH_BYTES = {
+    "a plan that is refused": lambda data: of_a_notebook(Prepare(run="q", epoch=1), data),
+    "a roster that is refused": lambda data: of_a_notebook(Roster(home="h"), data),
+    "a value that nobody wants": lambda data: of_a_notebook(
+        Value(run="q", shape=(2,), nbytes=8, chunk_bytes=8), data
+    ),
+    "what a worker says": lambda data: FromWorker(Computed(tag=9), (data,)),
+    "what could not be told": lambda data: Undone(
+        ToPeer(key=OTHER_SENDER.key, message=Done(run="q"), buffers=(data,)), "why"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITH_BYTES)
+def test_for_a_report_no_bytes_of_others_are_kept(case):
+    """Twenty plans of 64 MiB each, all of them refused, stayed until others came."""
+    talk, data = at_work(), memoryview(bytes(8))
+    kept = weakref.ref(data)
+    talk.happen(WITH_BYTES[case](data))
+    del data
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize(

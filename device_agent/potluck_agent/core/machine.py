@@ -99,7 +99,7 @@ class Core:
         self._coordinators = Coordinators(settings.leases)
         self._cache = WeightCache(settings.kept_bytes, settings.kept)
         # what the report of a fault tells
-        self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
+        self._latest: deque[fault_log.Remembered] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
 
     def _set_up(self) -> None:
@@ -145,7 +145,7 @@ class Core:
         if self._departure.reason:
             self._end_if_late(now_s)
         if not isinstance(event, Tick):
-            self._latest.append((now_s, event))
+            self._latest.append(fault_log.remembered(now_s, event))
         return self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> list[Action]:
