@@ -8,7 +8,13 @@ import heapq
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from potluck.planning.bounds.stage_chains import EXACT_ROWS, Chain, micro_batches, priced
+from potluck.planning.bounds.stage_chains import (
+    EXACT_ROWS,
+    Chain,
+    first_prices,
+    micro_batches,
+    priced,
+)
 from potluck.planning.bounds.stage_options import StageOptions
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import with_depths
@@ -51,9 +57,10 @@ def _plans(table: cost.CostTable, best_s: float, known: Sequence[Plan]) -> Itera
         if rows > MOST_ROWS:
             continue
         stages = StageOptions(table, rows)
+        prices = first_prices(stages)
         for part in PARTS:
             price = inf
-            for price, chain in priced(stages, part * best_s, budget):
+            for price, chain in priced(stages, part * best_s, prices, budget):
                 if price > DEAR or budget() >= GIVEN_S:
                     break
                 yield plan_of(table, chain, rows)

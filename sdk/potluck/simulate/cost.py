@@ -36,13 +36,16 @@ def kept_by_table(
 
     @wraps(function)
     def of(table: "CostTable", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        known = table.answers.get(function)
-        if known is None:
-            known = table.answers[function] = lru_cache(MOST_KEPT)(partial(function, table))
-        found: T = known(*args, **kwargs)
+        found: T = (table.answers.get(function) or _kept(table, function))(*args, **kwargs)
         return found
 
     return of
+
+
+def _kept(table: "CostTable", function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of this table, kept with it."""
+    table.answers[function] = lru_cache(MOST_KEPT)(partial(function, table))
+    return table.answers[function]
 
 
 class CostTable:

@@ -6,7 +6,7 @@ from tests.sdk.planning.test_large import small
 from potluck.bench.large_homes import LargeHome
 from potluck.planning import check_plan
 from potluck.planning.baselines.single_device import plan_single
-from potluck.planning.bounds.stage_chains import priced
+from potluck.planning.bounds.stage_chains import first_prices, priced
 from potluck.planning.bounds.stage_options import StageOptions
 from potluck.planning.priced_chains import look_at_chains, plan_of
 from potluck.planning.search.candidate_pool import CandidatePool
@@ -25,7 +25,8 @@ def test_a_chain_becomes_a_plan_of_devices_that_are_there(kind, workload, rows):
         pytest.skip("no micro-batch of this batch")
     table = CostTable(problem)
     alone_s = min(plan.latency_s for plan in plan_single(problem, table))
-    chains = priced(StageOptions(table, rows), 0.8 * alone_s, WorkBudget())
+    stages = StageOptions(table, rows)
+    chains = priced(stages, 0.8 * alone_s, first_prices(stages), WorkBudget())
     for plan in (plan_of(table, chain, rows) for price, chain in chains if price <= 1):
         if plan is not None:
             check_plan(plan, problem)

@@ -23,12 +23,15 @@ prices them all, whatever the stages are. With prices that add up to 1 (each lim
 itself), a plan costs at most 1, and so does the cheapest chain of options, found by dynamic
 programming over layers (Lagrangian relaxation: Fisher, Management Science 27, 1981; the chains are
 those of PipeDream, SOSP 2019). Where it costs more, no plan takes T seconds. Prices are bettered
-step by step, T is found by bisection. A step looks at layers^2 / 2 x kinds x numbers of rows.
+step by step, from the best so far by the mean of what chains took (as in the volume algorithm:
+Barahona and Anbil, Mathematical Programming 87, 2000), in longer steps while that helps, and begin
+with the best for the T before. T is found by bisection. A step looks at layers^2 / 2 x kinds x
+numbers of rows.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cache, partial
 from math import exp, inf, isqrt, sqrt
 from typing import NamedTuple
 
@@ -38,16 +41,20 @@ from potluck.planning.search.work_budget import COST_S, WorkBudget
 from potluck.records import Problem, Training
 from potluck.simulate import cost
 
-N_STEPS = 12  # to better the prices for one number of seconds
+N_STEPS = 12  # at most, to better the prices for one number of seconds
 N_HALVINGS = 7  # of the range in which the bound lies
 NEAR = 1.002  # of the bound, a range that is not halved any more
 EXACT_ROWS = 4  # of a micro-batch up to which devices of a stage are chosen exactly
 AIR, TIME = 0.2, 0.4  # prices at first; the rest is for devices
-STEADY = 4  # steps until they are half as long
-# counted for an option, and for a kind of device and a number of rows that is looked at of it
-OPTION_S, LOOK_S = 6e-6, 0.5e-6
+# how long a step is at first; how many times as long after one to better prices, and to worse
+FIRST_STEP = 1.0
+LONGER, SHORTER = 1.3, 0.6
+MOST_WORSE = 5  # steps to worse prices; better ones are hardly found then
+# counted for an option, and for a kind of device, and a number of its rows that is looked at
+OPTION_S = 6e-6
+KIND_S, LOOK_S = 1e-6, 0.1e-6
 STREAM_PART = 0.4  # of an option's, of a stream
-GIVEN_S = 1.3  # counted, for all
+GIVEN_S = 0.7  # counted, for all
 
 
 class _Filled(NamedTuple):
@@ -71,10 +78,10 @@ class DevicePart(NamedTuple):
 Choice = tuple[float, list[DevicePart]]  # a price, and what it is for
 
 
-@dataclass(slots=True)
-class ChainPrices:
-    """What all of a limit costs: of one device of each kind, of the air, and of the time of the
-    stage that has a layer, with what comes back to the stages before it, or with its ring.
+class PerLimit(NamedTuple):
+    """A number for each limit, what all of it costs or which part of it a chain takes: of one
+    device of each kind, of the air, and of the time of the stage that has a layer, with what comes
+    back to the stages before it, or with its ring.
     """
 
     devices: list[float]
@@ -82,14 +89,34 @@ class ChainPrices:
     paces: list[float]
     rings: list[float]
 
-    def scale(self, counts: Sequence[int]) -> None:
-        """Make them add up to 1."""
+    def with_others(self, others: "PerLimit", of: Callable[[float, float], float]) -> "PerLimit":
+        """What is made of each number and the other one of the same limit.
+
+        Parameters
+        ----------
+        others
+            As many.
+        of
+            Makes one of two.
+        """
+        return PerLimit(
+            [*map(of, self.devices, others.devices)],
+            of(self.air, others.air),
+            [*map(of, self.paces, others.paces)],
+            [*map(of, self.rings, others.rings)],
+        )
+
+    def scaled(self, counts: Sequence[int]) -> "PerLimit":
+        """Prices that add up to 1.
+
+        Parameters
+        ----------
+        counts
+            Of each kind, how many devices there are.
+        """
         total = self.air + sum(self.paces) + sum(self.rings)
         total += sum(n * price for n, price in zip(counts, self.devices, strict=True))
-        self.devices = [price / total for price in self.devices]
-        self.paces = [price / total for price in self.paces]
-        self.rings = [price / total for price in self.rings]
-        self.air /= total
+        return self.with_others(self, lambda price, _: price / total)
 
 
 class StageRate(NamedTuple):
@@ -129,7 +156,7 @@ class Chain:
         Of all limits.
     """
 
-    def __init__(self, known: StageOptions, latency_s: float, prices: ChainPrices) -> None:
+    def __init__(self, known: StageOptions, latency_s: float, prices: PerLimit) -> None:
         self.known, self.prices = known, prices
         self.latency_s = latency_s
         self.paces = sums(prices.paces)
@@ -139,22 +166,25 @@ class Chain:
             for sent, back in zip(known.sent, known.back, strict=True)
         ]  # of the air's time, by all rows over the cut in front of each layer
         self.stages: list[tuple[int, StageOption]] = []
+        self.n_options = 0  # that were looked at
 
-    def cheapest(self, options: Sequence[Sequence[StageOption]]) -> float:
+    def cheapest(self, options: Callable[[int], Sequence[StageOption]]) -> float:
         """Its price: infinite where there is none, and not exact above 1.
 
         Parameters
         ----------
         options
-            Per first layer.
+            Called with a first layer.
         """
         n_layers = self.known.n_layers
         reached, came = [0.0] + [inf] * n_layers, dict[int, tuple[int, StageOption]]()
         priced: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
-        for start, behind in enumerate(options):
+        for start in range(n_layers):
             so_far = reached[start] + self._cut(start)
             if so_far > ROUNDED:
                 continue
+            behind = options(start)
+            self.n_options += len(behind)
             for option in behind:
                 if self.known.floors.streaming:  # what is computed has no price
                     key = option.alone, option.rows
@@ -294,13 +324,14 @@ class Chain:
         """
         m, (start, stop) = self.known.micro_batch, layers
         least, at = inf, 0
-        for row in self.known.rows_of[kind]:
-            if row.size > most:
+        of_both, of_forward = rate.both / m, rate.forward / m
+        of_wait = rate.bytes / m
+        for size, top, both, forward, wait in self.known.rows_of[kind]:
+            price = of_both * (both[stop] - both[start]) + of_wait * wait
+            price += of_forward * (forward[stop] - forward[start])
+            if size > most or price >= least:  # more rows take no less
                 break
-            price = rate.price(row, start, stop) / m
-            if price >= least:  # more rows take no less
-                break
-            rows = row.top if row.top < most else most
+            rows = top if top < most else most
             if price + device / rows < least:
                 least, at = price + device / rows, rows
         return least, at
@@ -309,31 +340,21 @@ class Chain:
         """Per stage, its devices."""
         return [self._group(start, option)[1] for start, option in self.stages]
 
-    def better(self, step: float) -> None:
-        """Limits that the chain exceeds get dearer, others cheaper.
-
-        Parameters
-        ----------
-        step
-            By how much, for one that is exceeded by itself.
-        """
-        known, prices = self.known, self.prices
-        groups = self.groups()
+    def taken_parts(self) -> PerLimit:
+        """Which part of each limit the chain takes."""
+        known, groups = self.known, self.groups()
         devices, air_s = [0.0] * len(known.counts), 0.0
         for (start, option), parts in zip(self.stages, groups, strict=True):
             for part in parts:
-                devices[part.kind] += part.n_devices
+                devices[part.kind] += part.n_devices / known.counts[part.kind]
             more = max(0.0, sum(part.n_devices for part in parts) - 1)
             ring_bytes = 2 * more * known.ring_bytes(start, option.stop)
             air_s += self.taken[start] * self.latency_s + ring_bytes * known.floors.air_s
-        for kind, count in enumerate(known.counts):
-            prices.devices[kind] *= self._dearer(devices[kind] / count, step)
-        prices.air *= self._dearer(air_s / self.latency_s, step)
+        paces, rings = list[float](), list[float]()
         for (start, option), (pace_s, ring_s) in zip(self.stages, self._times(groups), strict=True):
-            for i in range(start, option.stop):
-                prices.paces[i] *= self._dearer(pace_s / self.latency_s, step)
-                prices.rings[i] *= self._dearer(ring_s / self.latency_s, step)
-        prices.scale(known.counts)
+            paces += [pace_s / self.latency_s] * (option.stop - start)
+            rings += [ring_s / self.latency_s] * (option.stop - start)
+        return PerLimit(devices, air_s / self.latency_s, paces, rings)
 
     def _times(self, groups: Sequence[Sequence[DevicePart]]) -> list[tuple[float, float]]:
         """Per stage the seconds until all has come back from it, and until its ring is done."""
@@ -364,10 +385,6 @@ class Chain:
             before_s, first_s = before_s + both, first_s + forward
         return found
 
-    @staticmethod
-    def _dearer(used: float, step: float) -> float:
-        return exp(max(-1.0, min(1.0, step * (used - 1))))
-
 
 def chains_bound_s(
     table: cost.CostTable, low_s: float, high_s: float, is_late: Callable[[], bool]
@@ -390,16 +407,21 @@ def chains_bound_s(
         return budget() >= GIVEN_S or is_late()
 
     sizes, known = micro_batches(table.problem), dict[int, StageOptions]()
+    prices = dict[int, PerLimit]()
     n_costs = len(classes_of(table)) * len(table.problem.layers)
     for _ in range(N_HALVINGS):
         if low_s <= 0 or high_s <= low_s * NEAR or is_over():
             break
         middle_s = sqrt(low_s * high_s) if high_s < inf else 2 * low_s
         for rows in sizes:
+            if is_over():
+                return low_s
             if rows not in known:
                 known[rows] = StageOptions(table, rows)
                 budget.count(n_costs * len(known[rows].floors.sizes), COST_S)
-            if not _refutes(known[rows], middle_s, budget, is_over):
+                prices[rows] = first_prices(known[rows])
+            refutes, prices[rows] = _refutes(known[rows], middle_s, prices[rows], budget, is_over)
+            if not refutes:
                 high_s = middle_s
                 sizes.remove(rows)
                 sizes.insert(0, rows)  # the one that is proved last is asked first
@@ -410,21 +432,28 @@ def chains_bound_s(
 
 
 def _refutes(
-    known: StageOptions, latency_s: float, budget: WorkBudget, is_over: Callable[[], bool]
-) -> bool:
+    known: StageOptions,
+    latency_s: float,
+    prices: PerLimit,
+    budget: WorkBudget,
+    is_over: Callable[[], bool],
+) -> tuple[bool, PerLimit]:
     """Whether no plan of this micro-batch takes at most so many seconds, as far as that is proved
-    when it is over.
+    when it is over; and the best prices found, which are good ones for other seconds, too.
     """
-    for price, _ in priced(known, latency_s, budget):
+    best = 0.0
+    for price, chain in priced(known, latency_s, prices, budget):
+        if best < price < inf:
+            best, prices = price, chain.prices
         if price > ROUNDED:
-            return True
+            return True, prices
         if is_over():
             break
-    return False
+    return False, prices
 
 
 def priced(
-    known: StageOptions, latency_s: float, budget: WorkBudget
+    known: StageOptions, latency_s: float, prices: PerLimit, budget: WorkBudget
 ) -> Iterator[tuple[float, Chain]]:
     """The cheapest chains for these seconds at ever better prices, each with what it costs: more
     than 1 (or infinite, and the last one) where no plan takes no longer.
@@ -435,36 +464,71 @@ def priced(
         The stages that there may be.
     latency_s
         Seconds of a step, or from answer to answer.
+    prices
+        At first.
     budget
         Counts the work.
     """
-    options, floors = known.options(latency_s), known.floors
-    n_options, n_kinds = sum(map(len, options)), len(known.counts)
+    floors, n_kinds = known.floors, len(known.counts)
+    n_looks = n_kinds * len(floors.sizes)
+    if known.micro_batch <= EXACT_ROWS:
+        n_looks *= known.micro_batch
     # of a stream most options cost the same as others
-    n_looks = 0 if floors.streaming else n_kinds * len(floors.sizes)
-    option_s = OPTION_S * (STREAM_PART if floors.streaming else 1)
-    budget.count(n_options, option_s * n_kinds)
-    air, time = AIR * (floors.air_s > 0), TIME * (not floors.streaming)
-    speeds = [1 / max(rows[-1][-1], 1e-30) for rows in known.both]
-    of_layer = time / known.n_layers
-    rings = of_layer * floors.training
-    prices = ChainPrices(speeds, 0.0, [0.0], [0.0])
-    prices.scale(known.counts)
-    prices = ChainPrices(
-        [(1 - air - time) * price for price in prices.devices],
-        air,
-        [of_layer] * known.n_layers,
-        [rings] * known.n_layers,
-    )
-    prices.scale(known.counts)
-    for step in range(N_STEPS):
-        budget.count(n_options, option_s + LOOK_S * n_looks)
+    looked_s = STREAM_PART * OPTION_S if floors.streaming else OPTION_S + n_looks * LOOK_S
+
+    @cache
+    def options(start: int) -> list[StageOption]:
+        before, found = known.n_looked, known.options(start, latency_s)
+        budget.count(known.n_looked - before, OPTION_S + n_kinds * KIND_S)
+        return found
+
+    best, step = 0.0, FIRST_STEP
+    base, taken = prices, None
+    n_worse = 0
+    for _ in range(N_STEPS):
         chain = Chain(known, latency_s, prices)
         price = chain.cheapest(options)
+        budget.count(chain.n_options, looked_s)
         yield price, chain
         if price == inf:
             return
-        chain.better(1 / (1 + step / STEADY))
+        parts = chain.taken_parts()
+        taken = parts if taken is None else taken.with_others(parts, _mean)
+        if price > best:
+            step *= LONGER if best else 1
+            best, base = price, prices
+        else:
+            step, n_worse = step * SHORTER, n_worse + 1
+            if n_worse == MOST_WORSE:
+                return
+        prices = base.with_others(taken, partial(_dearer, step)).scaled(known.counts)
+
+
+def first_prices(known: StageOptions) -> PerLimit:
+    """Prices to begin with.
+
+    Parameters
+    ----------
+    known
+        The stages that there may be.
+    """
+    floors = known.floors
+    air, time = AIR * (floors.air_s > 0), TIME * (not floors.streaming)
+    speeds = [1 / max(rows[-1][-1], 1e-30) for rows in known.both]
+    total = sum(n * speed for n, speed in zip(known.counts, speeds, strict=True))
+    paces = [time / known.n_layers] * known.n_layers
+    rings = [pace * floors.training for pace in paces]
+    devices = [(1 - air - time) * speed / total for speed in speeds]
+    return PerLimit(devices, air, paces, rings).scaled(known.counts)
+
+
+def _mean(a: float, b: float) -> float:
+    return (a + b) / 2
+
+
+def _dearer(step: float, price: float, taken: float) -> float:
+    """The price of a limit of which such a part is taken."""
+    return price * exp(max(-1.0, min(1.0, step * (taken - 1))))
 
 
 def micro_batches(problem: Problem) -> list[int]:

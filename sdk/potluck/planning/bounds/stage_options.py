@@ -62,6 +62,7 @@ class StageOptions:
         self.micro_batch, self.n = micro_batch, problem.workload.batch // micro_batch
         self.n_layers, self.counts = floors.n_layers, floors.counts
         self.most_devices = min(micro_batch, len(problem.devices))
+        self.n_looked = 0  # stages that were asked about
         self.both = [[sums(row) for row in rows] for rows in floors.both]
         self.learns, n_layers = flows.learning_layers(problem), self.n_layers
         devices = [problem.device(name) for name in floors.names]
@@ -118,23 +119,24 @@ class StageOptions:
 
     # --- what stages there may be -----------------------------------------------------------------
 
-    def options(self, latency_s: float) -> list[list[StageOption]]:
-        """Per first layer, the stages of plans that take no longer.
+    def options(self, start: int, latency_s: float) -> list[StageOption]:
+        """Of plans that take no longer, the stages that begin at a layer.
 
         Parameters
         ----------
+        start
+            Their first layer.
         latency_s
             Seconds of a step, or from answer to answer.
         """
-        return [[*self._options_from(start, latency_s * ROUNDED)] for start in range(self.n_layers)]
-
-    def _options_from(self, start: int, latency_s: float) -> list[StageOption]:
+        latency_s *= ROUNDED
         floors, found = self.floors, list[StageOption]()
         most: Sequence[int] = [len(floors.sizes)] * len(self.counts)
         for stop in range(start + 1, self.n_layers + 1):
+            self.n_looked += 1
             first_s = max(self.before[start], self.first[start] + self.update_s(start, stop))
-            most = self._most(start, stop, latency_s - first_s, most)
-            if self._needed([floors.tops[q - 1] if q else 0 for q in most]) == inf:
+            before, most = most, self._most(start, stop, latency_s - first_s, most)
+            if most != before and self._needed(self._tops(most)) == inf:
                 break
             left_s, in_time = latency_s - self.after[stop], most
             if self.after[stop]:
@@ -143,10 +145,15 @@ class StageOptions:
             if max(in_time) == len(floors.sizes):
                 rows = self._rows(start, stop, in_time, latency_s)
                 alone = tuple(k for k, n_rows in enumerate(rows) if n_rows >= self.micro_batch)
-            several = self._several(start, stop, left_s, in_time, latency_s)
-            if alone or several.rows:
-                found.append(several._replace(alone=alone))
+            several, behind_s = self._several(start, stop, left_s, in_time, latency_s)
+            if alone or several:
+                found.append(StageOption(stop, alone, several, behind_s))
         return found
+
+    def _tops(self, most: Sequence[int]) -> list[int]:
+        """Per kind, of so many of the numbers of rows the largest."""
+        tops = self.floors.tops
+        return [tops[q - 1] if q else 0 for q in most]
 
     def update_s(self, start: int, stop: int) -> float:
         """Least seconds of an optimizer step on its weights.
@@ -174,11 +181,15 @@ class StageOptions:
         """Per kind the most rows that a device computes in time, and that its cables carry beside
         what it sends and gets of a ring.
         """
-        floors, found = self.floors, []
+        tops, found = self._tops(most), list[int]()
+        floors = self.floors
         sent_bytes = self.n * (self.sent[stop] + self.back[start])
         got_bytes = self.n * (self.sent[start] + self.back[stop])
-        for q, out_s, into_s in zip(most, floors.out_s, floors.into_s, strict=True):
-            rows = floors.tops[q - 1] if q else 0
+        sent_s = (max(tops) * sent_bytes + ring_bytes) * max(floors.out_s)
+        got_s = (max(tops) * got_bytes + ring_bytes) * max(floors.into_s)
+        if max(sent_s, got_s) <= latency_s:
+            return tops
+        for rows, out_s, into_s in zip(tops, floors.out_s, floors.into_s, strict=True):
             if (rows * sent_bytes + ring_bytes) * out_s > latency_s:
                 rows = carried(latency_s / out_s - ring_bytes, sent_bytes)
             if (rows * got_bytes + ring_bytes) * into_s > latency_s:
@@ -188,8 +199,10 @@ class StageOptions:
 
     def _several(
         self, start: int, stop: int, left_s: float, most: Sequence[int], latency_s: float
-    ) -> StageOption:
-        """Stages of two devices and more; with no rows where none is in time."""
+    ) -> tuple[tuple[int, ...], float]:
+        """Of a stage of two devices and more the most rows of one of each kind, and what comes
+        behind their gradients; no rows where none is in time.
+        """
         nbytes, update_s = self.ring_bytes(start, stop), self.update_s(start, stop)
         n_devices = 2.0
         while n_devices <= self.most_devices:
@@ -200,9 +213,9 @@ class StageOptions:
             rows = self._rows(start, stop, most, latency_s, ring_bytes)
             needed = self._needed(rows)
             if needed <= n_devices or (not nbytes and needed <= self.most_devices):
-                return StageOption(stop, (), tuple(rows), behind_s)
+                return tuple(rows), behind_s
             n_devices = max(n_devices + 1, needed)
-        return StageOption(stop, (), (), 0.0)
+        return (), 0.0
 
     def _needed(self, rows: Sequence[int]) -> float:
         """How many devices it takes at least to have all rows, where one of each kind has at most
