@@ -553,6 +553,41 @@ guard(
     GRANTS,
 )
 guard(
+    "what a worker says that it holds gives it no more",
+    AGENT + "core/worker_proxy.py",
+    "min(message.memory_bytes, self.limit_bytes)",
+    "message.memory_bytes",
+    "tests/agent/core/test_sharing.py",
+)
+guard(
+    "no task took longer than since it was told",
+    AGENT + "core/worker_proxy.py",
+    "start_s = max(message.start_s, self._owes_s)",
+    "start_s = message.start_s",
+    "tests/agent/core/test_core_worker.py",
+)
+guard(
+    "reports of faults keep no bytes of others",
+    AGENT + "core/machine.py",
+    "self._latest.append(fault_log.remembered(now_s, event))",
+    'self._latest.append((now_s, "", event))',
+    "tests/agent/test_defence.py",
+)
+guard(
+    "a slot of an optimizer is counted first",
+    WORKER + "optimizers.py",
+    "available_memory.require(math.prod(shape) * parameter.element_size(), slot)",
+    "pass",
+    "tests/agent/worker/test_available_memory.py",
+)
+guard(
+    "a relay names ports that there are",
+    AGENT + "relay/tunnel.py",
+    "is_possible = message.port <= LAST_PORT",
+    "is_possible = True",
+    LYING,
+)
+guard(
     "a worker does not raise its limits",
     WORKER + "seccomp.py",
     'SETS = {"prlimit64": 2}',
