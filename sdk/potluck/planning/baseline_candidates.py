@@ -46,7 +46,9 @@ def borrow_cheap(pool: CandidatePool) -> Iterator[None]:
     for planner in CHEAP:
         if planner in pool.planners_run:
             continue
-        found = in_time(planner, pool.problem, pool.budget, pool.is_late, _limit_s(pool))
+        found = in_time(
+            planner, pool.problem, pool.budget, pool.is_late, _limit_s(pool), pool.table
+        )
         if not pool.is_late():
             pool.planners_run.add(planner)
         yield from _taken(pool, found)
@@ -73,7 +75,7 @@ def borrow_dear(
             return pool.budget() >= end_s or pool.is_late()
 
         for problem in _of_sizes(pool.problem, sizes):
-            found = in_time(planner, problem, pool.budget, is_late, _limit_s(pool))
+            found = in_time(planner, problem, pool.budget, is_late, _limit_s(pool), pool.table)
             yield from _taken(pool, found)
 
 

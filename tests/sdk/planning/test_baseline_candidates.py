@@ -74,7 +74,7 @@ def test_dear_planners_are_asked_for_the_best_micro_batches_first_and_end_with_t
 ):
     problem, calls = many(*HOMES[0]), []
 
-    def ask(planner, problem, budget, is_late, limit_s):
+    def ask(planner, problem, budget, is_late, limit_s, known):
         if not is_late():
             calls.append((planner, problem.workload.micro_batch))
         budget.count(1, given_s(problem))

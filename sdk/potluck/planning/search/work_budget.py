@@ -61,6 +61,8 @@ class MeteredTable(cost.CostTable):
         Whether time is up.
     limit_s
         Plans that take longer are of no use.
+    known
+        A table that has looked up some times already.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class MeteredTable(cost.CostTable):
         budget: WorkBudget,
         is_late: Callable[[], bool],
         limit_s: float = inf,
+        known: cost.CostTable | None = None,
     ) -> None:
         super().__init__(problem)
+        if known is not None:
+            self.share_times(known)
         self.limit_s = limit_s
         self._budget = budget
         self._is_late = is_late
@@ -147,6 +152,7 @@ def in_time(
     budget: WorkBudget,
     is_late: Callable[[], bool],
     limit_s: float = inf,
+    known: cost.CostTable | None = None,
 ) -> list[Plan]:
     """What `planner` finds before time is up, what it thinks best first.
 
@@ -162,10 +168,12 @@ def in_time(
         Whether time is up.
     limit_s
         Plans that take longer are of no use: a planner need not find them.
+    known
+        A table that has looked up some times already.
     """
     found: list[Plan] = []
     try:
-        for plan in planner(problem, MeteredTable(problem, budget, is_late, limit_s)):
+        for plan in planner(problem, MeteredTable(problem, budget, is_late, limit_s, known)):
             budget.count(len(problem.devices), DEVICE_S)
             found.append(plan)
             if is_late():
