@@ -35,6 +35,11 @@ class Batch:
         """Seconds of so many rows, with nothing beside them."""
         return self.times.at(min(n_rows, self.times.largest)) if self.times else 0.0
 
+    @property
+    def seconds(self) -> float:
+        """That its calls are expected to take."""
+        return self.backlog.pace * sum(self.alone_s(len(rows)) for rows in self.calls)
+
     def call_ended(self, n_rows: int, now_s: float) -> None:
         """Its call of so many rows has ended.
 
@@ -48,6 +53,16 @@ class Batch:
         if took_s := self.backlog.ended(self, now_s):
             self.took_s += took_s
             self.expected_s += self.alone_s(n_rows)
+
+    def turn_s(self, now_s: float) -> float:
+        """Seconds that the device computed for it; where that is not known, since its turn began.
+
+        Parameters
+        ----------
+        now_s
+            The time.
+        """
+        return self.took_s or now_s - self.begun_s
 
     def too_late(self, rows: Sequence[RequestRow], now_s: float) -> list[RequestRow]:
         """Of rows whose turn it is, those that cannot be in time any more: without them the others

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf
 
 from potluck.serve.scheduling.fair_queueing import FairQueue
 from potluck.serve.scheduling.learned_pace import LearnedPace
@@ -101,7 +102,14 @@ class DeviceTurns:
         self._closed = False
 
     def offer(
-        self, device: str, service: str, begin: Callable[[], None], priority: int = 0
+        self,
+        device: str,
+        service: str,
+        begin: Callable[[], None],
+        priority: int = 0,
+        seconds: float = inf,
+        *,
+        is_followed: bool = False,
     ) -> None:
         """Call `begin` under the lock when it is the turn of this service there. Under the lock.
 
@@ -115,12 +123,15 @@ class DeviceTurns:
             Must not wait; `leave` follows.
         priority
             Larger goes first.
+        seconds, is_followed
+            As of `FairQueue.offer`.
         """
-        self._queues.setdefault(device, FairQueue()).offer(service, begin, priority)
+        queue = self._queues.setdefault(device, FairQueue())
+        queue.offer(service, begin, priority, seconds, is_followed=is_followed)
         self._pump(device)
 
-    def leave(self, device: str, service: str, since_s: float) -> None:
-        """What began then has ended. Under the lock.
+    def leave(self, device: str, service: str, seconds: float) -> None:
+        """A turn has ended. Under the lock.
 
         Parameters
         ----------
@@ -128,10 +139,10 @@ class DeviceTurns:
             That computed.
         service
             For whom.
-        since_s
-            When it began, by the clock.
+        seconds
+            That the device computed for it.
         """
-        self._queues[device].done(service, self._clock() - since_s)
+        self._queues[device].done(service, seconds)
         self._pump(device)
 
     def _pump(self, device: str) -> None:
@@ -164,7 +175,7 @@ class DeviceTurns:
 
     def _left(self, device: str, service: str, since_s: float) -> None:
         with self._guarded():
-            self.leave(device, service, since_s)
+            self.leave(device, service, self._clock() - since_s)
 
     def close(self) -> None:
         """Nobody waits any more."""

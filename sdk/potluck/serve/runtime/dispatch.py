@@ -402,7 +402,9 @@ class Dispatch:
         loaded.n_under_way += 1
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
-        self.turns.offer(device, name, partial(self._begin, batch), priority)
+        begin = partial(self._begin, batch)
+        is_followed = self._node.n_waiting(start.pool) > 0
+        self.turns.offer(device, name, begin, priority, batch.seconds, is_followed=is_followed)
 
     def _begin(self, batch: Batch) -> None:
         batch.begun_s = self.clock()
@@ -524,7 +526,7 @@ class Dispatch:
         self._let_go([batch.loaded])
 
     def _left(self, batch: Batch) -> None:
-        self.turns.leave(batch.loaded.devices[0], batch.pool[0], batch.begun_s)
+        self.turns.leave(batch.loaded.devices[0], batch.pool[0], batch.turn_s(self.clock()))
 
     # --- placement --------------------------------------------------------------------------------
 

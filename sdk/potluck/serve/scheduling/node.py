@@ -186,9 +186,16 @@ class ServerNode:
         held = self._of_service.get(service)
         return self._row(service, held, now_s) if held else None
 
-    def n_waiting(self) -> int:
-        """Requests in all its queues."""
-        return sum(held.queue.n_queued for held in self._pools.values())
+    def n_waiting(self, pool: PoolKey | None = None) -> int:
+        """Requests in all its queues, or in that of one pool.
+
+        Parameters
+        ----------
+        pool
+            Which; None: all.
+        """
+        pools = [held for key, held in self._pools.items() if pool in (None, key)]
+        return sum(held.queue.n_queued for held in pools)
 
     def n_computing(self) -> int:
         """Requests in batches that are computed."""

@@ -17,8 +17,8 @@ class Watched(FairQueue):
 
     offers = threading.Semaphore(0)
 
-    def offer(self, *given):
-        super().offer(*given)
+    def offer(self, *given, **named):
+        super().offer(*given, **named)
         self.offers.release()
 
 

@@ -1,5 +1,10 @@
 """Who computes next on a device that services share."""
 
+from collections import deque
+from random import Random
+
+import pytest
+
 from potluck.serve.scheduling.fair_queueing import FairQueue
 
 
@@ -70,3 +75,40 @@ def test_all_that_wait_are_given_back():
     turns.next()
     assert turns.take_all() == ["a", "b"]
     assert turns.n == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_services_that_ask_on_get_the_same_time_however_short_their_batches_are(seed):
+    rng = Random(seed)
+    seconds = {name: 10 ** rng.uniform(-2, 0) for name in "abc"}
+    turns, there = FairQueue[str](), deque()
+    used_s = dict.fromkeys(seconds, 0.0)
+
+    def offer(name):
+        turns.offer(name, name, seconds=seconds[name], is_followed=True)
+
+    def go():
+        while (batch := turns.next()) is not None:
+            there.append(batch)
+
+    for name in seconds:
+        offer(name)
+    go()
+    for _ in range(2000):
+        ended = there.popleft()
+        used_s[ended] += seconds[ended]
+        offer(ended)
+        turns.done(ended, seconds[ended])
+        go()
+    assert max(used_s.values()) - min(used_s.values()) <= 4 * max(seconds.values())
+
+
+def test_no_place_is_kept_for_who_asks_for_nothing_more():
+    turns = FairQueue[str]()
+    turns.offer("a", "a", seconds=1.0)
+    assert turns.next() == "a"
+    turns.offer("b", "b", seconds=9.0)
+    assert turns.next() == "b"
+    turns.offer("b", "b", seconds=9.0)
+    turns.done("b", 9.0)
+    assert turns.next() == "b"
