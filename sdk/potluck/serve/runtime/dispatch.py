@@ -167,11 +167,12 @@ class Dispatch:
             record = self.records.get(name)
             own_s = record.slo.tolerance_s if record is not None else 0.0
             limit_s = own_s if limit_s is None else min(own_s, limit_s)
-            pending = Pending(name, inputs, rows, now_s, limit_s, answer)
+            counts = self.counts.get(name, Counts())
+            pending = Pending(name, inputs, rows, now_s, limit_s, answer, counts)
             if record is None or self._closed or not is_open():
                 self._give(lambda: pending.future.set_exception(closed(name, pending.limit_s)))
                 return pending
-            self.counts[name].n_asked += 1
+            counts.n_asked += 1
             if rows > record.max_queue:
                 text = f"its queue takes {record.max_queue} rows, not {rows}"
                 self._refuse(pending, TOO_MANY_ROWS, text)
@@ -360,7 +361,7 @@ class Dispatch:
     def _refuse(self, pending: Pending, reason: str, text: str = "") -> None:
         if pending.is_over:
             return
-        self.counts[pending.service].refused[reason] += 1
+        pending.counts.refused[reason] += 1
         self._over(pending, refusal(pending, reason, self._soonest_s(pending.service), text))
 
     def _soonest_s(self, name: str) -> float | None:
@@ -369,7 +370,7 @@ class Dispatch:
 
     def _fail(self, pending: Pending, error: PotluckError) -> None:
         if not pending.is_over:
-            self.counts[pending.service].n_failed += 1
+            pending.counts.n_failed += 1
             self._over(pending, error)
 
     def _over(self, pending: Pending, error: PotluckError | None) -> None:
@@ -466,8 +467,7 @@ class Dispatch:
     def _answered(
         self, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]", computed: ComputedBatch
     ) -> None:
-        counts = self.counts[rows[0].pending.service]
-        counts.computed(computed.devices, computed.rows)
+        rows[0].pending.counts.computed(computed.devices, computed.rows)
         for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
             pending = row.pending
             if pending.is_over:
@@ -475,7 +475,7 @@ class Dispatch:
             self._rows.pop(pending.numbers[row.index])  # what is lost later is not asked again
             if pending.put(row.index, part, computed):
                 self._over(pending, None)
-                counts.answered(pending.taken_s, pending.queue_s, late=pending.is_late)
+                pending.counts.answered(pending.taken_s, pending.queue_s, late=pending.is_late)
 
     def _left_s(self, rows: list[RequestRow]) -> float:
         """Until the last of them must be answered."""
@@ -504,7 +504,7 @@ class Dispatch:
         self._ended(batch)
         for row in rows:
             row.n_lost += 1
-            self.counts[row.pending.service].n_again += 1
+            row.pending.counts.n_again += 1
             if row.n_lost > TRIES:
                 self._fail(row.pending, error)
         if not batch.loaded.is_lost:

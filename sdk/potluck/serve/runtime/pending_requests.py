@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck.errors import NotServed
-from potluck.serve.stats import CLOSED, TOO_MANY_ROWS
+from potluck.serve.stats import CLOSED, TOO_MANY_ROWS, Counts
 from potluck_wire.messages import FailureCause
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class ComputedBatch:
 @dataclass(slots=True, eq=False)
 class Pending:
     """One caller's request: `inputs` each [rows, ...]. `answer` makes what the caller gets of the
-    outputs. `batches`: those that rows of it were computed in.
+    outputs. `counts`: of the service that was asked, whose name another one may have since.
+    `batches`: those that rows of it were computed in.
     """
 
     service: str
@@ -44,6 +45,7 @@ class Pending:
     arrived_s: float
     limit_s: float
     answer: Callable[["list[torch.Tensor]"], Any]
+    counts: Counts = field(default_factory=Counts)
     future: "Future[Any]" = field(default_factory=Future)
     numbers: list[int] = field(default_factory=list)  # by which the node knows its rows
     parts: "list[Sequence[torch.Tensor] | None]" = field(default_factory=list)

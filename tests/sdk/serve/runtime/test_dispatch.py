@@ -61,8 +61,8 @@ class ScriptedHome:
         self.does = does
         self.calls, self.asked = [], []
         self.dispatch = Dispatch(self.compute, is_placed_anew=anew)
-        record = replace(service(slo=Latency(limit_s)), max_queue=QUEUE)
-        self.dispatch.add(record)
+        self.record = replace(service(slo=Latency(limit_s)), max_queue=QUEUE)
+        self.dispatch.add(self.record)
         self.kinds = {"fast": fast, "slow": slow}
         self.place()
 
@@ -290,4 +290,18 @@ def test_no_more_requests_wait_for_a_device_than_the_queue_takes():
     assert sum(not pending.is_over for pending, _ in asked) <= QUEUE
     home.dispatch.lost.clear()
     home.dispatch.placed_anew()
+    assert all(isinstance(outcome(pending), NotServed) for pending, _ in asked)
+
+
+@pytest.mark.parametrize("ends", ["answered", "lost", "failed", "refused"])
+def test_what_is_under_way_at_a_close_counts_for_no_other_service_of_its_name(ends):
+    errors = {"lost": DeviceGone("it went."), "failed": RequestFailed("no."), "answered": None}
+    home = ScriptedHome(lambda device, x: errors.get(ends, refused("busy")))
+    asked = [home.ask(float(i), float(-i)) for i in range(10)]
+    home.dispatch.remove("birds")
+    home.dispatch.add(home.record)
+    home.place()
+    before = home.dispatch.stats("birds")
+    home.go_on()
+    assert home.dispatch.stats("birds") == before
     assert all(isinstance(outcome(pending), NotServed) for pending, _ in asked)
