@@ -133,7 +133,7 @@ class ServingHome:
         max_queue: int = 64,
     ) -> "Handle[TextService]":
         """Write texts for whoever asks from now on, on the plan by which a token takes the least
-        time.
+        time, of those that share no rows among devices.
 
         As many are written at once as the model has rows; `max_queue` more may wait, and others are
         refused at once.
@@ -170,7 +170,7 @@ class ServingHome:
         from potluck.planning.api import plan
         from potluck.records import Inference, QoE
         from potluck.serve.runtime.argument_checks import check_text_serving
-        from potluck.serve.runtime.text_service import TextService
+        from potluck.serve.runtime.text_service import TextService, best_to_write
 
         if not isinstance(model, LanguageModel):
             raise UserError(
@@ -184,7 +184,7 @@ class ServingHome:
             profile = self._profiled(model)
             qoe = QoE(latency_s=token_s) if token_s else QoE()
             home: Any = self  # a `Home`, which deploys
-            best = plan(profile, Inference(batch=model.rows), qoe).best
+            best = best_to_write(plan(profile, Inference(batch=model.rows), qoe))
             run = home.deploy(best, model, profile=profile).wait()
             run.write_in_turns(
                 partial(self._services().dispatch.turns.turn, name, priority=priority)

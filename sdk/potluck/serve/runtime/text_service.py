@@ -12,7 +12,22 @@ from potluck.run.text.writer import Generation, prompt_tokens
 from potluck.serve.stats import TextStats
 
 if TYPE_CHECKING:
+    from potluck.planning.plans import Plans
+    from potluck.records import Plan
     from potluck.run.run import Run
+
+
+def best_to_write(plans: "Plans") -> "Plan":
+    """The best plan whose stages have one device each: as few texts are written by it as there are.
+    Devices that share rows have theirs of as many as the model has.
+
+    Parameters
+    ----------
+    plans
+        Of a language model.
+    """
+    alone = (each for each in plans if all(len(stage.devices) == 1 for stage in each.stages))
+    return next(alone, plans.best)
 
 
 class TextService:

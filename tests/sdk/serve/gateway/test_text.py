@@ -8,12 +8,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.sdk.run.conftest import make_plan
 from tests.sdk.run.language_models import language_model, model_of, written
 from tests.sdk.serve.gateway.test_gateway import answer_of
 from tests.sdk.serve.gateway.test_http_connection import answers_of, request
 
 import potluck
 from potluck.errors import NotServed, PotluckError, UserError
+from potluck.planning import api
+from potluck.planning.plans import Plans
 from potluck.serve.gateway import triton
 from potluck.testing.memory import memory_home
 
@@ -273,6 +276,22 @@ def test_of_two_that_are_made_at_once_one_has_the_name(lm):
         home.texts["both"].stop()
         with home.serve(DOUBLED, "both", slo=potluck.Latency(TIMEOUT_S)).wait() as service:
             assert service(torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
+
+
+def test_texts_are_written_where_devices_that_share_rows_would_be_sooner(lm, monkeypatch):
+    model, planned = model_of(lm), api.plan
+
+    def plan(*asked):
+        shares = (("local-1", "local-2"), (1,) * model.rows)
+        shared = make_plan(model, shares, micro_batch=model.rows, training=False)
+        return Plans((shared, *planned(*asked)))
+
+    monkeypatch.setattr(api, "plan", plan)
+    with memory_home(2) as home:
+        service = home.serve_text(model, "tokens").wait()
+        for prompt in ([5], [6, 7]):
+            tokens = service.generate(prompt, max_new_tokens=4).wait().tokens
+            assert tokens == written(lm, prompt, 4)
 
 
 def test_what_cannot_be_asked_is_not_counted_and_what_failed_is_no_success(lm):
