@@ -2,9 +2,11 @@
 anybody else noticing.
 """
 
+import json
 import socket
 import struct
 import threading
+import time
 from contextlib import ExitStack, suppress
 from random import Random
 
@@ -14,9 +16,17 @@ import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
 from tests.timeouts import TIMEOUT_S
 
+from potluck_agent.core.members import MAX_MEMBERS
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import HANDSHAKE_S, LINGER_MS, MAX_BUFFER_BYTES, MAX_UNREAD_BYTES
-from potluck_wire.messages import Channel, Ping, Pong
+from potluck_wire.limits import (
+    DATA_OFFSET,
+    HANDSHAKE_S,
+    LINGER_MS,
+    MAX_BUFFER_BYTES,
+    MAX_UNREAD_BYTES,
+    PROBE,
+)
+from potluck_wire.messages import Channel, Hello, Ping, Pong, Roster, RosterSet, Value
 
 ADA = Keys()
 TRUST = (f"--trust={ADA.public}:ada",)  # a key may begin with a hyphen
@@ -58,6 +68,45 @@ def test_s1_a_name_and_a_password_are_no_key(jetson):
     finally:
         context.destroy(LINGER_MS)
     check_served(jetson)
+
+
+def test_devices_that_were_named_once_take_no_connection(tmp_path):
+    """A notebook may name others as often as it likes: each connection takes a descriptor."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 4096)
+    dealers, n_rosters = [], 4
+    with agent(tmp_path / "jetson", *TRUST) as jetson, RawPeer(jetson.port, jetson.key, ADA) as ada:
+        process = psutil.Process(jetson.process.pid)
+        ada.ask(Hello(major=1, name="ada"))
+        n_before = process.num_fds()
+        for number in range(n_rosters + 1):
+            members = [Keys() for _ in range(MAX_MEMBERS if number < n_rosters else 0)]
+            rows = [
+                {"name": f"m{index}", "key": each.public, "address": f"127.0.0.1:{index + 1}"}
+                for index, each in enumerate(members)
+            ]
+            ada.say(Roster(home="h"), json.dumps(rows).encode())
+            while not isinstance(ada.receive()[0], RosterSet):
+                pass
+            for each in members:
+                dealer = context.socket(zmq.DEALER)
+                dealer.linger, dealer.reconnect_ivl = 0, -1
+                dealer.curve_serverkey = jetson.key.encode()
+                dealer.curve_publickey = each.public.encode()
+                dealer.curve_secretkey = each.secret.encode()
+                dealer.connect(f"tcp://127.0.0.1:{jetson.port + DATA_OFFSET}")
+                probe = {"program": PROBE, "dtype": "uint8", "shape": (1,), "nbytes": 1}
+                value = Value(transfer=1, name="x", chunk_bytes=1, **probe)
+                dealer.send_multipart(encode(value, (b"1",)))
+                dealers.append(dealer)
+            for dealer in dealers[number * MAX_MEMBERS :]:
+                assert dealer.poll(1000 * TIMEOUT_S)
+        until_s = time.monotonic() + TIMEOUT_S
+        while process.num_fds() > n_before + MAX_MEMBERS and time.monotonic() < until_s:
+            time.sleep(0.05)
+        n_after = process.num_fds()
+    context.destroy(0)
+    assert n_after <= n_before + MAX_MEMBERS
 
 
 def test_s3_silent_connections_are_cut_off(jetson, record_property):

@@ -204,6 +204,8 @@ class AskExchange:
         peer = grant.peer(name, now_s)
         if name != HOME and (peer is None or not peer.asks_per_s):
             raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
+        if not own.plans.is_loaded(grant.message.run, grant.message.epoch):
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, "its model is not loaded any more")
         if ask.rows not in grant.programs:
             granted = ", ".join(map(str, grant.programs))
             raise Unwanted(RefusalCode.DOCUMENT, f"requests have {granted} rows, not {ask.rows}")
@@ -211,7 +213,7 @@ class AskExchange:
             text = f"{peer.asks_per_s:g} requests a second are granted"
             raise Unwanted(RefusalCode.TOO_OFTEN, text)
         self._check_path(ask.path, name)
-        self._check_room(own, grant, grant.programs[ask.rows])
+        self._check_room(own, grant.programs[ask.rows])
         return name, own, grant
 
     def _check_path(self, path: tuple[str, ...], name: str) -> None:
@@ -225,11 +227,8 @@ class AskExchange:
         if len(path) > MAX_OFFLOADS:
             raise Unwanted(RefusalCode.HOPS, f"it was handed on {len(path)} times")
 
-    def _check_room(self, own: Workspace, grant: ServiceGrant, program: GrantedProgram) -> None:
+    def _check_room(self, own: Workspace, program: GrantedProgram) -> None:
         """`Unwanted` where nothing more is begun."""
-        run = own.plans.runs.get(grant.message.run)
-        if run is None or grant.message.epoch not in run.epochs:
-            raise Unwanted(RefusalCode.UNKNOWN_RUN, "its model is not loaded any more")
         if why := self._departure.reason:
             raise Unwanted(RefusalCode.LEAVING, f"it wants to leave: {why}")
         n_asks = len(self._of(own))

@@ -180,6 +180,10 @@ class EpochTable:
         """Whether a run of this name is loaded, or went with the worker."""
         return run in self.runs or run in self._lost
 
+    def is_loaded(self, run: str, epoch: int) -> bool:
+        """Whether this epoch of a run is loaded, or being loaded."""
+        return run in self.runs and epoch in self.runs[run].epochs
+
     def _crowded(self, buffers: Sequence[Buffer]) -> str:
         """Why these documents are not even looked at now; empty: they are."""
         loaded_bytes = sum(

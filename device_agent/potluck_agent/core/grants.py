@@ -8,7 +8,7 @@ the later ones compute, which is a service of its own, granted to the one before
 anybody else, whatever the devices tell each other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,6 +157,12 @@ class GrantTable:
 
     def __init__(self) -> None:
         self.services: dict[str, ServiceGrant] = {}
+
+    def forget_programs(self, is_loaded: Callable[[str, int], bool]) -> None:
+        """Keep no program of an epoch that is over: `is_loaded(run, epoch)` tells."""
+        for each in self.services.values():
+            if not is_loaded(each.message.run, each.message.epoch):
+                each.programs.clear()
 
     def put(
         self,

@@ -263,6 +263,7 @@ class Core:
             case Prepare() | Measure() if crowded := self._workspaces.crowded(key):
                 self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             case Prepare():
+                own.forget_what_is_over()  # before more is loaded
                 if plan := self._coordinators.lets(
                     self._out, self._workspaces, key, message, now_s
                 ):
@@ -339,7 +340,7 @@ class Core:
         owners, askers = self._workspaces.owners, self._workspaces.askers
         members = known_members(self._sessions, owners, askers, before)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
-            self._exchange.lose(key, "it is no member of the home any more", now_s)
+            self._exchange.part_from(key, "it is no member of the home any more", now_s)
         for key in members:
             self._outgoing.reach(key)
         if members != before:
@@ -363,8 +364,7 @@ class Core:
         own = self._workspaces.open(key)
         own.plans.leave(key, now_s)
         own.measuring.leave(key)
-        self._exchange.lose(key, "its notebook is gone", now_s)
-        self._exchange.forget_arrivals(key, now_s)
+        self._exchange.part_from(key, "its notebook is gone", now_s)
         self._set_members(now_s)
         own.worker.kill("its notebook is gone")
         self._workspaces.close(key)

@@ -204,6 +204,11 @@ class ValueExchange:
         self.lose(key, "no connection", now_s)
         self._outgoing.reach(key)  # it may come back for others
 
+    def part_from(self, key: str, text: str, now_s: float) -> None:
+        """Nothing more is sent to this peer, and nothing is taken from it."""
+        self.lose(key, text, now_s)
+        self.forget_arrivals(key, now_s)
+
     def lose(self, key: str, text: str, now_s: float) -> None:
         """Nothing that waits for this peer will get there."""
         self._asks.lose(key, text, now_s)

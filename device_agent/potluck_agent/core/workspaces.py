@@ -94,8 +94,13 @@ class Workspace:
             case Freed():
                 self.work.freed(message.offset, now_s)
 
+    def forget_what_is_over(self) -> None:
+        """What was granted of epochs that are over takes no memory any more."""
+        self.grants.forget_programs(self.plans.is_loaded)
+
     def tick(self, now_s: float, radio_s: float) -> None:
         """Time has passed; the links were busy for so long in all."""
+        self.forget_what_is_over()
         self.work.tick(now_s)
         self.work.go_on()
         self.measuring.tick(now_s, radio_s)

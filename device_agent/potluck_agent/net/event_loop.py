@@ -299,8 +299,7 @@ class EventLoop:
             return
         owners = {peer.key: peer for peer in (*keys.load_peers(self._state_dir), *self._trusted)}
         self._peers_stamp = stamp
-        lost = [key for key in self._owners if key not in owners]
-        self._owners = owners
+        lost, self._owners = [key for key in self._owners if key not in owners], owners
         was_connected = [key for key in lost if any(known == key for _, known in self._routes)]
         self._link_members()
         for key in lost:
@@ -346,8 +345,10 @@ class EventLoop:
         return True
 
     def _link_members(self) -> None:
-        """To those of whom a notebook tells; never to a notebook, whatever another one says."""
+        """To those of whom a notebook tells, never to a notebook; who is neither is cut off."""
         self._links.set(tuple(each for each in self._members if each.key not in self._owners))
+        for way in [way for way in self._routes if not self._admits(way[1])]:
+            self._inflow.cut(self._routes.pop(way).inlet)
 
     def _sender(self, key: str) -> Sender | None:
         """Who has this key now: checked for each message, because a connection outlives the trust
@@ -366,15 +367,14 @@ class EventLoop:
             key = str(frames[0].get("User-Id"))
         except (zmq.ZMQError, UnicodeDecodeError):
             return
-        sender = self._sender(key)
-        if sender is None:
+        inlet = self._inflow.over(self._sockets.routers[channel], frames)
+        if (sender := self._sender(key)) is None:  # it came in before it was nobody any more
+            self._inflow.cut(inlet)
             return
         known = self._routes.get((channel, key))
         if known is None or known.name != route:
-            inlet = self._inflow.over(self._sockets.routers[channel], frames)
             self._routes[channel, key] = _Route(route, inlet)
-            if known is not None:
-                self._inflow.cut(known.inlet)  # one at a time: what waits in it is sent again
+            self._inflow.cut(known and known.inlet)  # one at a time: what waits is sent again
             if known is not None and channel is Channel.DATA:
                 self._feed(LinkReset(key=key, outgoing=key not in self._links))
         # the greeting of a new connection: now there is a way back

@@ -1,5 +1,6 @@
 """Who may ask for which service, and what is refused by name before anything is computed."""
 
+import gc
 import json
 import random
 from functools import partial
@@ -17,6 +18,7 @@ from tests.agent.core.core_cluster import (
 )
 from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
 
+from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import FromPeer, Tick
 from potluck_agent.core.grants import MAX_INSTRUCTIONS
 from potluck_wire import messages as m
@@ -213,6 +215,25 @@ def test_a_grant_is_gone_with_its_run():
     assert codes_heard(cluster, ask()) == [RefusalCode.UNKNOWN_RUN]
     cluster.tell("b", m.Goodbye())
     assert codes_heard(cluster, ask(2)) == [RefusalCode.NOT_GRANTED]
+
+
+def test_what_was_granted_of_plans_that_are_over_is_not_kept():
+    """Programs take some 25 times their document: what is loaded is bounded, and so is this."""
+    cluster = granted()
+    loaded = [{"name": name, "instructions": list(DOUBLE)} for name in ("p", "pairs")]
+    document = json.dumps({"segments": [], "programs": loaded}).encode()
+    n_before = None
+    for epoch in range(1, MAX_GRANTS):
+        cluster.tell("b", m.Prepare(run="r-b", epoch=epoch), document)
+        cluster.tell("b", m.Commit(run="r-b", epoch=epoch))
+        answer = cluster.grant("b", may("a"), service=f"s{epoch}", epoch=epoch)
+        assert isinstance(answer, m.ServiceGranted)
+        gc.collect()
+        n_layouts = sum(isinstance(each, DependencyGraph) for each in gc.get_objects())
+        n_before = n_before or n_layouts
+    assert n_layouts <= n_before
+    assert codes_heard(cluster, ask(1, "s1")) == [RefusalCode.UNKNOWN_RUN]
+    assert codes_heard(cluster, ask(2, f"s{epoch}")) == [""]
 
 
 def test_nobody_asks_more_often_than_was_granted():

@@ -17,7 +17,8 @@ from tests.agent.core.core_driver import (
     value,
 )
 
-from potluck_agent.core.events import MemberLost, SetMembers, ToPeer
+from potluck_agent.core.events import MEMBER, MemberLost, Sender, SetMembers, ToPeer
+from potluck_wire.limits import MIN_CHUNK_BYTES, PROBE
 from potluck_wire.messages import Failed, Goodbye, Hello, Prepare, Roster, RosterSet
 
 
@@ -73,3 +74,23 @@ def test_what_waits_for_a_device_that_is_no_member_any_more_fails():
     assert "phone rejected x: it is no member of the home any more" in failed.text
     assert ToPeer(key=OWNER_KEY, message=RosterSet(home="h")) in actions
     assert talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s) == []
+
+
+def test_what_was_coming_from_a_device_that_is_no_member_any_more_takes_no_memory():
+    """A notebook may name others as often as it likes, and each of them begins values."""
+    parts = {"nbytes": 2 * MIN_CHUNK_BYTES, "chunk_bytes": MIN_CHUNK_BYTES}
+    part = bytes(MIN_CHUNK_BYTES)
+    talk = Talk(inbound_bytes=2 * MIN_CHUNK_BYTES).begin()
+    talk.load(recv("x", "phone"), recv("y", "phone"), send("x"), send("y"))
+    talk.receive(RUN)
+    for number in range(20):
+        key = f"{number:040}"
+        say_roster(talk, "10.0.0.9:1", key=key)
+        sender = Sender(key=key, role=MEMBER, name="phone")
+        talk.receive(value("x", transfer=1, **parts), part, sender=sender)
+        talk.receive(value("y", transfer=2, **parts), part, sender=sender)
+        probe = value("z", transfer=3, program=PROBE, run="", epoch=0, **parts)
+        talk.receive(probe, part, sender=sender)
+        assert talk.core.held.n_arriving == 3
+    talk.receive(Roster(home="h"), b"[]")
+    assert talk.core.held.n_arriving == talk.core.held.inbound_bytes == 0
