@@ -7,8 +7,9 @@ are in time; loads are multiples of what was in time then.
 """
 
 import time
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ SETTINGS: dict[str, float] = {
     "slowdown": 40,
     "mbit_per_s": 400,
     "limit_s": 1.0,
-    "seconds": 10,
-    "rounds": 2,
+    "seconds": 20,
+    "rounds": 1,
     "first_per_s": 40,
 }
 GOALS = {
@@ -33,7 +34,7 @@ GOALS = {
     "served_below_capacity_frac": (">=", 0.994),
     "wrong": ("<=", 0),
 }
-BELOW, ABOVE = 0.7, (1.0, 1.5, 3.0)  # times what the devices can do
+BELOW, ABOVE = 0.7, (1.5, 2.0, 3.0)  # times what the devices can do
 IN_TIME_FRAC = 0.95  # of what is asked for: less is beyond what they can do
 FILLING_FRAC = 0.2  # of each load's time, until queues are full
 PAUSE_S = 0.004
@@ -115,25 +116,38 @@ def _asked(
     service: "Service", row: "torch.Tensor", expected: "torch.Tensor", per_s: float, seconds: float
 ) -> OfferedLoad:
     before, begun_s = service.stats, time.perf_counter()
-    answers: list[Future[torch.Tensor]] = []
+    answers: deque[Future[torch.Tensor]] = deque()
+    n_asked, wrong = 0, 0
+
+    def look(n_left: int) -> None:
+        """Who is answered is let go: Python's collector would look at all of them again and again,
+        for longer than a batch takes.
+        """
+        nonlocal wrong
+        while len(answers) > n_left or (answers and answers[0].done()):
+            answer = answers.popleft()
+            if answer.exception() is None:
+                wrong += not expected.allclose(answer.result(), atol=1e-5)
 
     def n_in_time_after(lasts_s: float) -> int:
+        nonlocal n_asked
         while (elapsed_s := time.perf_counter() - begun_s) < lasts_s:
-            while len(answers) < per_s * elapsed_s:
+            while n_asked < per_s * elapsed_s:
                 answers.append(service.ask(row))
+                n_asked += 1
+            look(len(answers))
             time.sleep(PAUSE_S)
         return service.stats.n_in_time
 
     filled_s = FILLING_FRAC * seconds
     n_before = n_in_time_after(filled_s)
     in_time_per_s = (n_in_time_after(seconds) - n_before) / (seconds - filled_s)
-    wait(answers)
+    look(0)
     after = service.stats
-    given = [each.result() for each in answers if each.exception() is None]
     return OfferedLoad(
-        asked_per_s=len(answers) / seconds,
+        asked_per_s=n_asked / seconds,
         in_time_per_s=in_time_per_s,
-        in_time_frac=(after.n_in_time - before.n_in_time) / len(answers),
-        late_frac=(after.n_late - before.n_late) / len(answers),
-        wrong=sum(not expected.allclose(each, atol=1e-5) for each in given),
+        in_time_frac=(after.n_in_time - before.n_in_time) / n_asked,
+        late_frac=(after.n_late - before.n_late) / n_asked,
+        wrong=wrong,
     )

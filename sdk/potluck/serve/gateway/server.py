@@ -1,7 +1,6 @@
 """The server in a thread of this process: uvicorn, on the loopback unless told otherwise."""
 
 import asyncio
-import gc
 import ipaddress
 import logging
 import re
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.optional_packages import needed
+from potluck.serve import resident_objects
 from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
 from potluck.serve.gateway.listener import Listener
 from potluck_wire.descriptors import allow_connections
@@ -138,8 +138,7 @@ class Gateway:
         self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()
         self._await()
-        gc.collect()
-        gc.freeze()
+        resident_objects.leave_out(self)
 
     def _await(self) -> None:
         for _ in range(int(START_S / 0.01)):
@@ -196,7 +195,7 @@ class Gateway:
             self._page.close()
         self._server.should_exit = True
         self._thread.join(CLOSE_S + 1)
-        gc.unfreeze()
+        resident_objects.take_back(self)
 
     def __enter__(self) -> "Gateway":
         return self

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
 from potluck.records import Plan
+from potluck.serve import resident_objects
 from potluck.serve.runtime.device_placement import (
     ServiceDemand,
     ServicePlace,
@@ -144,6 +145,7 @@ class Serving:
                 say(0.9, "placing it")
                 places = self._place(needed=name)
                 check_placed(wanted, places)
+                resident_objects.leave_out(self)
             except BaseException:
                 self.close_service(wanted)
                 raise
@@ -168,6 +170,8 @@ class Serving:
             self._full.clear()
             self.entrances.revoke(name)
             self.dispatch.remove(name)  # where it was placed meanwhile
+            if not self._wanted:
+                resident_objects.take_back(self)
             if not self._closed.is_set():
                 with suppress(PotluckError):
                     self._place()
@@ -176,6 +180,7 @@ class Serving:
         """End all of them."""
         self._closed.set()
         self.dispatch.close()
+        resident_objects.take_back(self)
 
     # --- measuring --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 MOST = 2.0  # times the mean that one measurement may say: it may be an outlier
 LEARN_FRAC = 0.25  # of what the latest one says
+LEAST_DEVIATION = 0.02  # however alike the last ones were: the machine does other things, too
 DEVIATIONS = 2.0  # beyond the mean, for what nearly all of them keep
 
 
@@ -40,3 +41,4 @@ class LearnedPace:
         off = min(MOST * self._mean, max(1.0, took_s / expected_s)) - self._mean
         self._mean += weight * LEARN_FRAC * off
         self._deviation += weight * LEARN_FRAC * (abs(off) - self._deviation)
+        self._deviation = max(LEAST_DEVIATION, self._deviation)
