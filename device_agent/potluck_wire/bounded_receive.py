@@ -19,6 +19,7 @@ TCP_INFO_BYTES, _RECEIVED_AT = 256, 128
 # bytes, else of eight.
 _SHORT_BYTES, _LONG_BYTES = 33 + 2, 33 + 9
 _LONGEST_SHORT = 255 - 33
+_ACKNOWLEDGED_AT = 120  # where its bytes stand of which the other side has said that it has them
 # Heartbeats and handshakes are no messages: so much may be forgiven when a socket has been emptied.
 FORGIVEN_BYTES = MIB
 
@@ -100,6 +101,29 @@ class Unread:
             self._read_bytes, self._has_read = received_bytes, False
 
 
+class Untaken:
+    """What was sent over one connection and the other side has not taken yet."""
+
+    __slots__ = ("_sent_bytes",)
+
+    def __init__(self) -> None:
+        self._sent_bytes = 0
+
+    def sent(self, frames: Sequence[Any]) -> None:
+        """This message was given to ZeroMQ."""
+        self._sent_bytes += wire_bytes(frames)
+
+    def left_bytes(self, acknowledged_bytes: int) -> int:
+        """Bytes that are held of it, when the other side has so many; 0 where nobody counts.
+
+        Handshakes and heartbeats are no messages, and settled whenever nothing else is left.
+        """
+        if not acknowledged_bytes:
+            self._sent_bytes = 0
+        self._sent_bytes = max(self._sent_bytes, acknowledged_bytes)
+        return self._sent_bytes - acknowledged_bytes
+
+
 def wire_bytes(frames: Sequence[Any]) -> int:
     """Bytes that these frames took on an encrypted connection."""
     total = 0
@@ -115,3 +139,11 @@ def received_bytes(tcp_info: bytes) -> int | None:
         return None
     received: int = struct.unpack_from("=Q", tcp_info, _RECEIVED_AT)[0]
     return received
+
+
+def acknowledged_bytes(tcp_info: bytes) -> int:
+    """All that the other side has got, of the system's account of it; 0 where that is older."""
+    if len(tcp_info) < _ACKNOWLEDGED_AT + 8:
+        return 0
+    acknowledged: int = struct.unpack_from("=Q", tcp_info, _ACKNOWLEDGED_AT)[0]
+    return acknowledged

@@ -85,7 +85,8 @@ LINGER_MS = 100
 # whole messages of one connection that wait to be read; the default is 1,000
 HIGH_WATER_MARK = 64
 # Came and was not read yet, whole or not: of all connections of an agent together (and one window
-# for each notebook and member), or of one device at a notebook. Looked at every 0.2 s at least.
+# for each notebook and member), or of one device at a notebook; and what was sent over them, other
+# than values, and the other side has not taken yet. Looked at every 0.2 s at least.
 MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
 MAX_HALF_OPEN = 10  # pairing connections waiting their turn
 

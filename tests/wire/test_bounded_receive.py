@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck_wire import bounded_receive
-from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, MessageReader, Unread, most_frames
+from potluck_wire.bounded_receive import (
+    SKIPPED_AT_ONCE,
+    MessageReader,
+    Unread,
+    Untaken,
+    most_frames,
+)
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_MESSAGE_BYTES
@@ -135,3 +141,27 @@ def test_heartbeats_of_years_are_forgiven_between_messages():
 def test_an_account_of_an_older_system_says_nothing():
     assert bounded_receive.received_bytes(bytes(104)) is None
     assert bounded_receive.received_bytes(bytes(128) + (7).to_bytes(8, "little")) == 7
+    assert bounded_receive.acknowledged_bytes(bytes(104)) == 0
+    assert bounded_receive.acknowledged_bytes(bytes(120) + (7).to_bytes(8, "little")) == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 20)), max_size=50))
+def test_what_was_sent_is_held_until_the_other_side_has_it(steps):
+    untaken, sent_bytes, taken_bytes = Untaken(), 0, 0
+    for nbytes, more_bytes in steps:
+        frames = [Frame(nbytes, more=False)]
+        untaken.sent(frames)
+        sent_bytes += bounded_receive.wire_bytes(frames)
+        taken_bytes = min(sent_bytes, taken_bytes + more_bytes)
+        held_bytes = sent_bytes - taken_bytes if taken_bytes else 0
+        assert untaken.left_bytes(taken_bytes) == held_bytes
+        if not taken_bytes:  # nobody counts
+            sent_bytes = 0
+
+
+def test_heartbeats_make_no_room_for_messages_that_are_not_taken():
+    untaken = Untaken()
+    for n_bytes in range(1, 1_000_000, 1000):  # acknowledged, and no messages
+        assert untaken.left_bytes(n_bytes) == 0
+    untaken.sent([Frame(1 << 20, more=False)])
+    assert untaken.left_bytes(n_bytes) >= 1 << 20

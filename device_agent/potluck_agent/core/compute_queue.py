@@ -19,22 +19,25 @@ AHEAD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class QueuedTask:
-    """Instruction `index` of an execution, with the worker since `since_s`."""
+    """Instruction `index` of an execution, with the worker.
+
+    `usual_ns`: how long it took when it was done before. `nbytes`: about how long its order is.
+    """
 
     execution: Execution
     index: int
+    usual_ns: int
+    nbytes: int
 
-    @property
-    def usual_s(self) -> float:
-        """How long it took when it was done before."""
-        return self.execution.layout.took_s[self.index]
 
-    @property
-    def nbytes(self) -> int:
-        """About how long the order for it is."""
-        instruction = self.execution.instruction(self.index)
-        n_values = len(instruction.inputs) + len(instruction.outputs)
-        return len(self.execution.layout.attrs[self.index]) + VALUE_BYTES * n_values
+def _queued(execution: Execution, index: int) -> QueuedTask:
+    instruction, layout = execution.instruction(index), execution.layout
+    n_values = len(instruction.inputs) + len(instruction.outputs)
+    nbytes = len(layout.attrs[index]) + VALUE_BYTES * n_values
+    usual_s = min(
+        layout.took_s[index], AHEAD_S
+    )  # who takes longer, or nobody knows, has none ahead
+    return QueuedTask(execution, index, round(usual_s * 1e9), nbytes)
 
 
 class ComputeQueue:
@@ -44,6 +47,8 @@ class ComputeQueue:
         self._ready: GroupedHeap[tuple[int, int, int, Execution]] = GroupedHeap()
         self._with_worker: dict[int, QueuedTask] = {}
         self._n_tags = 0
+        # of all that are with the worker: very many small ones may be, and each is asked about
+        self._ahead_ns = self._ahead_bytes = 0
 
     @property
     def busy(self) -> bool:
@@ -70,27 +75,28 @@ class ComputeQueue:
             return None
         *_, index, execution = self._ready.pop()
         self._n_tags += 1
-        task = self._with_worker[self._n_tags] = QueuedTask(execution, index)
+        task = self._with_worker[self._n_tags] = _queued(execution, index)
+        self._ahead_ns += task.usual_ns
+        self._ahead_bytes += task.nbytes
         return self._n_tags, task
 
     def _has_room(self) -> bool:
-        with_worker = self._with_worker.values()
-        if len(with_worker) < DEPTH:
+        if len(self._with_worker) < DEPTH:
             return True
-        ahead_s, ahead_bytes = (
-            sum([task.usual_s for task in with_worker]),
-            sum([task.nbytes for task in with_worker]),
-        )
-        return ahead_s < AHEAD_S and ahead_bytes < AHEAD_BYTES
+        return self._ahead_ns < AHEAD_S * 1e9 and self._ahead_bytes < AHEAD_BYTES
 
     def finish(self, tag: int, took_s: float | None = None) -> QueuedTask | None:
         """The worker is through with it, after so long; None: it failed."""
         task = self._with_worker.pop(tag, None)
-        if task is not None and took_s is not None:
-            task.execution.layout.took_s[task.index] = took_s
+        if task is not None:
+            self._ahead_ns -= task.usual_ns
+            self._ahead_bytes -= task.nbytes
+            if took_s is not None:
+                task.execution.layout.took_s[task.index] = took_s
         return task
 
     def clear(self) -> None:
         """The worker is gone, with everything it had."""
         self._ready.take_all()
         self._with_worker.clear()
+        self._ahead_ns = self._ahead_bytes = 0

@@ -6,10 +6,12 @@ from potluck_agent.core.events import Buffer, PeerDevice
 from potluck_wire.checks import record, rows, shown, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import is_device_name, is_key
+from potluck_wire.limits import MAX_WORKERS, is_device_name, is_key
 from potluck_wire.messages import HOME
 
 MAX_MEMBERS = 64
+# devices that all notebooks together name: as many as those that compute here may
+MAX_LINKS = MAX_WORKERS * MAX_MEMBERS
 
 
 def read_roster(document: Buffer, notebooks: Container[str] = ()) -> tuple[PeerDevice, ...]:

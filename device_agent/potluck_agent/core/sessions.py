@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from potluck_agent.core.events import PeerDevice
+from potluck_agent.core.members import MAX_LINKS
 from potluck_wire.messages import Available, Hello
 from potluck_wire.session import SessionState
 
@@ -40,7 +41,7 @@ def known_members(
 
     Where a device is, says the notebook whose run is on (one of `owners`), then who measures (one
     of `askers`), then anybody; of equals, whose word is `in_force`: nobody moves a device that
-    another notebook uses.
+    another notebook uses. Of more than `MAX_LINKS`, the first in this order are.
     """
     candidates = [
         ((key in owners, key in askers, in_force.get(m.key) == m), m)
@@ -48,4 +49,8 @@ def known_members(
         for m in session.members.values()
         if m.key not in sessions
     ]
-    return {m.key: m for _, m in sorted(candidates, key=lambda one: one[0])}
+    known: dict[str, PeerDevice] = {}
+    for _, member in sorted(candidates, key=lambda one: one[0], reverse=True):
+        if len(known) < MAX_LINKS:
+            known.setdefault(member.key, member)
+    return known

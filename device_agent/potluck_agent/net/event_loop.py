@@ -461,15 +461,15 @@ class EventLoop:
         if route is None and (link is None or link.socket is None):
             return
         try:
-            buffers = [self._bytes(part) for part in action.buffers]
+            frames = encode(action.message, [self._bytes(part) for part in action.buffers])
         except LookupError as error:
             self._journal.note(f"cannot send {type(action.message).__name__}: {error}")
             return
-        frames = encode(action.message, buffers)
         socket = self._sockets.routers[channel] if link is None else link.socket
         self._sources.use(socket)
         try:
             hand_over(socket, frames if route is None else [route.name, *frames])
+            self._inflow.sent(route and route.inlet, channel, frames)
         except zmq.Again:  # it does not read
             if route is not None:
                 self._inflow.cut(route.inlet)

@@ -27,7 +27,7 @@ from potluck_agent.core.events import (
     PeerDevice,
     Sender,
 )
-from potluck_agent.core.members import read_address
+from potluck_agent.core.members import MAX_LINKS, read_address
 from potluck_agent.keys import Identity
 from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Poller
@@ -44,6 +44,10 @@ from potluck_wire.name_resolution import UNKNOWN, Resolver, resolve
 AT_ONCE = 32  # messages of one link in one round
 # new connections: rosters may follow each other faster than ZeroMQ gives old descriptors back
 NEW_AT_ONCE, NEW_PER_S = 64, 32
+SOCKETS_EACH = 3  # of ZeroMQ: its own, and both ends of its monitor
+DESCRIPTORS_EACH = 1 + SOCKETS_EACH  # one for each of them, and the connection
+# allowed (its default is 1,023): a link to every member, and the agent's own, at its self-test
+MAX_SOCKETS = MAX_LINKS * SOCKETS_EACH + 64
 NAMES_AT_ONCE = 4  # they come from others, and each takes a thread until it is answered
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
@@ -92,6 +96,7 @@ class PeerConnections:
         resolver: Resolver | None = None,
     ) -> None:
         self._context = context
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)  # it has none yet
         self._sources = sources
         self._inflow = inflow
         self._identity = identity

@@ -7,14 +7,21 @@ a connection, and whoever shuts it down has ZeroMQ forget what was not whole.
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
-from potluck_wire.bounded_receive import TCP_INFO_BYTES, Unread, received_bytes
+from potluck_wire.bounded_receive import (
+    TCP_INFO_BYTES,
+    Unread,
+    Untaken,
+    acknowledged_bytes,
+    received_bytes,
+)
+from potluck_wire.messages import Channel
 
 # of a socket's monitor
 OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
@@ -35,6 +42,7 @@ class InboundConnection:
     descriptor: int
     peer: Any
     unread: Unread = field(default_factory=Unread)
+    untaken: Untaken = field(default_factory=Untaken)
     left_bytes: int = 0
     is_known: bool = False  # a message came over it: no stranger
 
@@ -48,7 +56,7 @@ class SocketMemory:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were here and not read at the last `check`."""
+        """Bytes that were here at the last `check`: not read, or not taken by the other side."""
         return sum(connection.left_bytes for connection in self._connections.values())
 
     def watch(self, source: Any, event: dict[str, Any]) -> None:
@@ -75,6 +83,16 @@ class SocketMemory:
             connection.unread.read(frames)
             connection.is_known = True
             self._strangers.pop((source, connection.descriptor), None)
+
+    def sent(
+        self, connection: InboundConnection | None, channel: Channel, frames: Sequence[Any]
+    ) -> None:
+        """These frames were given to ZeroMQ for that connection, if anybody has told of it.
+
+        Values are not counted: they have windows of their own.
+        """
+        if connection is not None and channel is not Channel.DATA:
+            connection.untaken.sent(frames)
 
     def over(self, source: Any, frames: list[Any]) -> InboundConnection | None:
         """The connection that these frames came over; None where nobody has told of it yet."""
@@ -106,8 +124,10 @@ class SocketMemory:
         `is_empty(socket)`: no whole message waits in it. Returns how many were cut.
         """
         for (source, descriptor), connection in self._connections.items():
-            came_bytes = _received(descriptor, connection.peer)
+            account = _account(descriptor, connection.peer)
+            came_bytes = received_bytes(account) or 0
             connection.left_bytes = connection.unread.left_bytes(came_bytes)
+            connection.left_bytes += connection.untaken.left_bytes(acknowledged_bytes(account))
             if is_empty(source):
                 connection.unread.settle(came_bytes)
         total_bytes, n_cut = self.unread_bytes, 0
@@ -135,12 +155,11 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
         yield tcp
 
 
-def _received(descriptor: int, peer: Any) -> int:
-    """All that came over a connection so far; 0 where it is gone, or nobody counts."""
+def _account(descriptor: int, peer: Any) -> bytes:
+    """The system's account of a connection; empty where it is gone, or nobody counts."""
     if _TCP_INFO is None:
-        return 0
+        return b""
     with suppress(OSError), _borrowed(descriptor) as tcp:
         if tcp.getpeername() == peer:
-            info = tcp.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, TCP_INFO_BYTES)
-            return received_bytes(info) or 0
-    return 0
+            return tcp.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, TCP_INFO_BYTES)
+    return b""

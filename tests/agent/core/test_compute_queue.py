@@ -1,5 +1,7 @@
 """How many tasks the queue lets the worker have: two, and more where they are known to be short."""
 
+import dataclasses
+
 import pytest
 
 from potluck_agent.core.compute_queue import AHEAD_S, DEPTH, ComputeQueue
@@ -70,3 +72,39 @@ def test_a_task_that_failed_tells_nothing_of_its_time():
     do(queue, None)
     offer(queue, execution(layout, step=1))
     assert len(taken(queue)) == DEPTH
+
+
+class Counted(list):
+    """A list that counts how often something is looked up in it."""
+
+    n_lookups = 0
+
+    def __getitem__(self, index):
+        self.n_lookups += 1
+        return super().__getitem__(index)
+
+
+def test_each_order_is_weighed_once_however_many_are_with_the_worker():
+    """Of thousands that are very short, the agent would be deaf for seconds."""
+    queue, layout = make()
+    offer(queue, execution(layout))
+    do(queue, 0.0)
+    weighed = dataclasses.replace(layout, attrs=Counted(layout.attrs))
+    offer(queue, execution(weighed, step=1))
+    tags = taken(queue)
+    assert len(tags) == N
+    for tag in tags:
+        assert queue.finish(tag, 0.0) is not None
+        assert queue.next() is None
+    assert weighed.attrs.n_lookups == N
+
+
+def test_what_was_with_a_worker_that_is_gone_takes_no_room_of_the_next():
+    queue, layout = make()
+    offer(queue, execution(layout))
+    assert len(taken(queue)) == DEPTH
+    queue.clear()
+    offer(queue, execution(layout, step=1))
+    do(queue, 0.0)
+    offer(queue, execution(layout, step=2))
+    assert len(taken(queue)) == N

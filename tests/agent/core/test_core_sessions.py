@@ -28,9 +28,11 @@ from potluck_agent.core.events import (
     ToWorker,
     WorkerDied,
 )
-from potluck_agent.core.members import read_address, read_roster
+from potluck_agent.core.members import MAX_LINKS, MAX_MEMBERS, read_address, read_roster
+from potluck_agent.core.sessions import NotebookSession, known_members
 from potluck_wire import statement
 from potluck_wire.errors import WireError
+from potluck_wire.limits import MAX_WORKERS
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -430,3 +432,26 @@ def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():
     talk.core.handle(WorkerDied("crashed", "does not start"), talk.now_s)
     assert len(talk.core.sessions) == 0
     assert talk.core.wake_s() is None
+
+
+def test_of_more_devices_than_there_may_be_links_to_those_of_runs_are_members():
+    """Very many notebooks may name 64 each, and take no link of one that computes."""
+    sessions = {
+        f"notebook{i}": NotebookSession(0.0, None, members=members(i))
+        for i in range(MAX_WORKERS + 3)
+    }
+    owners = [f"notebook{i}" for i in range(3, MAX_WORKERS + 3)]
+    for order in (sessions, dict(reversed(sessions.items()))):
+        for in_force in ({}, known_members(order, [], [], {})):
+            known = known_members(order, owners, [], in_force)
+            assert set(known.values()) == {
+                m for owner in owners for m in sessions[owner].members.values()
+            }
+    assert len(known) == MAX_LINKS
+
+
+def members(number):
+    return {
+        f"d{j}": PeerDevice(name=f"d{j}", key=f"{number:02}{j:038}", address="10.0.0.1:1")
+        for j in range(MAX_MEMBERS)
+    }

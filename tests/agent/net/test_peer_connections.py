@@ -11,15 +11,20 @@ from tests.agent.core.core_driver import MEMBER_KEY, OTHER_KEY
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.core.events import LinkReset, PeerDevice
+from potluck_agent.core.members import MAX_LINKS
 from potluck_agent.keys import Identity
 from potluck_agent.net.peer_connections import (
     ASK_AGAIN_S,
+    DESCRIPTORS_EACH,
+    MAX_SOCKETS,
     NAMES_AT_ONCE,
     NEW_AT_ONCE,
+    SOCKETS_EACH,
     PeerConnections,
 )
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.socket_memory import SocketMemory
+from potluck_agent.net.socket_memory import MAX_STRANGERS, SocketMemory
+from potluck_wire.descriptors import NOFILE
 from potluck_wire.limits import LINGER_MS
 from potluck_wire.name_resolution import UNKNOWN, Resolver
 
@@ -53,7 +58,6 @@ def open_links():
     public, secret = (part.decode() for part in zmq.curve_keypair())
 
     def make(names, max_sockets=1000):
-        context.set(zmq.MAX_SOCKETS, max_sockets)
         events = []
         links = PeerConnections(
             context,
@@ -64,6 +68,7 @@ def open_links():
             pytest.fail,
             names and Resolver(names, threading.Thread, NAMES_AT_ONCE),
         )
+        context.set(zmq.MAX_SOCKETS, max_sockets)
         opened.append(links)
         return links, events
 
@@ -124,6 +129,20 @@ def test_a_device_for_which_no_socket_is_left_waits_for_one(open_links):
     while endpoints(links, second) == [None]:  # ZeroMQ gives them back in its own time
         now_s += ASK_AGAIN_S
         links.tick(now_s)
+
+
+def test_as_many_devices_have_links_as_sockets_and_descriptors_are_for(open_links):
+    """Those of all notebooks that compute here, and strangers and their own come in besides."""
+    n_links = 7
+    links, _ = open_links(Names(), max_sockets=n_links * SOCKETS_EACH)
+    members = [
+        PeerDevice(name=f"d{i}", key=f"{i:040}", address="127.0.0.1:47600")
+        for i in range(n_links + 1)
+    ]
+    links.set(tuple(members))
+    assert endpoints(links, *members).count(None) == 1
+    assert MAX_LINKS * SOCKETS_EACH < MAX_SOCKETS
+    assert MAX_LINKS * (DESCRIPTORS_EACH + 1) + 3 * MAX_STRANGERS < NOFILE
 
 
 def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):

@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck_agent.net import socket_memory
 from potluck_agent.net.socket_memory import MAX_STRANGERS, InboundConnection, SocketMemory
 from potluck_wire.limits import LINGER_MS, MIB
+from potluck_wire.messages import Channel
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="Linux alone counts the bytes of a connection"
@@ -204,3 +205,55 @@ def test_a_number_that_is_no_connection_any_more_keeps_no_descriptor():
     assert kept.unread_bytes == 0
     os.close(read)
     os.close(write)
+
+
+def test_what_the_other_side_does_not_take_counts_too_and_ends_with_its_connection(served):
+    """The system's own buffers of it take some MiB; all the rest is held by ZeroMQ."""
+    honest, foe = served.client(), served.client()
+    inlets = {}
+    for client, word in ((honest, b"honest"), (foe, b"foe")):
+        client.rcvhwm = 1
+        client.send(word)
+        assert served.router.poll(TIMEOUT_S * 1000)
+        served.watch()
+        route, *frames = served.router.recv_multipart(copy=False)
+        served.inflow.read(served.router, frames)
+        inlets[word] = route.bytes, served.inflow.over(served.router, frames)
+    served.router.sndhwm = 0
+    for n_sent in range(64):
+        for word, client in ((b"honest", honest), (b"foe", foe)):
+            route, inlet = inlets[word]
+            served.router.send_multipart([route, PART])
+            served.inflow.sent(inlet, Channel.CONTROL, [PART])
+            if client is honest:
+                assert client.poll(TIMEOUT_S * 1000)
+                assert client.recv() == PART
+        served.check()
+        assert served.inflow.unread_bytes <= MOST_BYTES + 2 * MIB, n_sent
+    kinds = served.watch(TIMEOUT_S)
+    assert kinds.count(zmq.EVENT_DISCONNECTED) == 1
+    route, inlet = inlets[b"honest"]
+    served.router.send_multipart([route, b"again"])
+    assert honest.poll(TIMEOUT_S * 1000)
+    assert honest.recv() == b"again"
+
+
+def test_what_the_other_side_has_taken_is_not_counted(served):
+    client, rng = served.client(), Random(2)
+    client.send(b"hello")
+    assert served.router.poll(TIMEOUT_S * 1000)
+    served.watch()
+    route, *frames = served.router.recv_multipart(copy=False)
+    served.inflow.read(served.router, frames)
+    inlet = served.inflow.over(served.router, frames)
+    for _ in range(300):
+        frames = [bytes(rng.choice((0, 1, 221, 222, 223, 70_000))) for _ in range(3)]
+        served.router.send_multipart([route, *frames])
+        served.inflow.sent(inlet, Channel.CONTROL, frames)
+        assert client.poll(TIMEOUT_S * 1000)
+        client.recv_multipart()
+    while served.inflow.unread_bytes or not inlet.is_known:  # it is acknowledged in a moment
+        served.check()
+    served.inflow.sent(inlet, Channel.CONTROL, [PART])
+    served.check()
+    assert served.inflow.unread_bytes >= MIB
