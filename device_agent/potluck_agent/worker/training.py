@@ -256,10 +256,11 @@ class TrainingSegment:
         Of float64 where one of them is, so that none of it is lost; otherwise of float32. `taken`:
         those of the next step begin anew.
         """
-        parts = [
-            self._flat(torch.zeros_like(p) if p.grad is None else p.grad)
-            for p in self._trainable.values()
-        ]
+        gradients = [_gradient(p) for p in self._trainable.values()]
+        copied = [g for g in gradients if g.dtype is not self._vector_dtype] + self._averaged
+        numel = sum(tensor.numel() for tensor in (*gradients, *self._averaged, *copied))
+        available_memory.require(numel * self._vector_dtype.itemsize, "the vector of gradients")
+        parts = [self._flat(gradient) for gradient in gradients]
         parts += [self._flat(buffer) * share_frac for buffer in self._averaged]
         if taken:
             for parameter in self._trainable.values():
@@ -372,10 +373,9 @@ class TrainingSegment:
     def _gradients_of(self, vector: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Per parameter its gradient: its own, zeros where it has none, or a part of the vector."""
         if vector is None:
-            return {
-                name: torch.zeros_like(p) if p.grad is None else p.grad
-                for name, p in self._trainable.items()
-            }
+            return {name: _gradient(p) for name, p in self._trainable.items()}
+        copied = [p for p in self._trainable.values() if p.dtype is not vector.dtype]
+        available_memory.require(sum(p.nbytes for p in copied), "gradients of a vector")
         pairs = zip(self._trainable.items(), self._parts(vector), strict=False)
         return {name: part.view_as(p).to(p.dtype) for (name, p), part in pairs}
 
@@ -484,6 +484,13 @@ def _named_backward() -> Iterator[None]:
     except (RuntimeError, IndexError) as error:
         cause = "out-of-memory" if is_out_of_memory(error) else "arithmetic"
         raise SegmentError(cause, f"backward: {error}"[:300]) from error
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Its gradient, or zeros that take no memory."""
+    if parameter.grad is not None:
+        return parameter.grad
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
 def _rowless(graph: Graph) -> frozenset[int]:

@@ -12,7 +12,8 @@ from potluck_agent.worker.onnx.segment import OnnxSegment
 from potluck_agent.worker.onnx.validator import validate
 from potluck_agent.worker.optimizers import ParameterOptimizer
 from potluck_agent.worker.tasks import WorkerTask, perform
-from potluck_wire.graph import SegmentError
+from potluck_agent.worker.training import TrainingSegment
+from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, SegmentError, Symbol
 
 
 class Full:
@@ -96,6 +97,42 @@ def test_what_others_size_is_counted_before_the_allocator_is_asked(ask, monkeypa
     monkeypatch.setattr(torch, "zeros_like", lambda *_, **__: pytest.fail("it was asked"))
     with pytest.raises(SegmentError, match=r"bytes are needed, 0 are left|beyond any memory"):
         ASKS[ask]()
+
+
+def of_one_weight(dtype):
+    """A segment in training whose one weight is large; its gradient is not there yet."""
+    graph = Graph(
+        inputs=(Input(name="x", dtype=dtype, shape=("batch", 1024), gradient=False),),
+        parameters=(Parameter(name="w", dtype=dtype, shape=(1024, 1024)),),
+        nodes=(Node(number=0, op="aten.linear.default", args=(Ref(0), Ref(1))),),
+        outputs=(Output(name="y", ref=Ref(2), dtype=dtype, shape=("batch", 1024), gradient=True),),
+        symbols=(Symbol(name="batch", input=0, dim=0),),
+    )
+    available_memory.look_at(None)
+    made = TrainingSegment(graph)
+    available_memory.look_at(Full())
+    return made
+
+
+def test_the_vector_of_gradients_is_counted_before_it_is_made(monkeypatch):
+    made = of_one_weight("float32")
+    monkeypatch.setattr(torch, "cat", lambda *_: pytest.fail("it was asked"))
+    with pytest.raises(SegmentError, match=r"gradients: 4194304 bytes are needed, 0 are left"):
+        made.gradients()
+
+
+def test_gradients_of_another_type_are_counted_before_they_are_copied():
+    made, vector = of_one_weight("bfloat16"), torch.zeros(2**20)
+    with pytest.raises(SegmentError, match=r"2097152 bytes are needed, 0 are left"):
+        made.norms(vector, 2.0)
+    with pytest.raises(SegmentError, match=r"8388608"):  # the vector, and what goes in
+        made.gradients()
+
+
+def test_norms_of_gradients_that_are_not_there_take_no_memory(monkeypatch):
+    made = of_one_weight("float32")
+    monkeypatch.setattr(torch, "zeros_like", lambda *_: pytest.fail("it was asked"))
+    assert made.norms(None, 2.0).tolist() == [0.0]
 
 
 class Endless:
