@@ -1,5 +1,6 @@
 """What a plan is said to need is what its devices take: never less, and not much more."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -60,14 +61,14 @@ def test_a_plan_for_an_optimizer_that_keeps_less_gives_this_one_what_it_takes(pr
     frugal = potluck.Training(batch=32, micro_batch=8, optimizer_copies=0)
     plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4)
     plan = potluck.judge(replace(plan, model=profile.model), profile, frugal)
-    run = process_home.deploy(plan, model, optimizer=potluck.AdamW()).wait()
-    run.fit([(x, y)] * 3, adapt=False).wait()
-    told = run.plan.peak_bytes
-    for name, (expected, used) in run.compare().peak_bytes.items():
-        assert used <= expected
-        assert used <= told[name]
-        assert told[name] > plan.peak_bytes[name]
-    run.close()
+    # closed whatever is found: what follows in this home would find its memory taken
+    with closing(process_home.deploy(plan, model, optimizer=potluck.AdamW()).wait()) as run:
+        run.fit([(x, y)] * 3, adapt=False).wait()
+        told = run.plan.peak_bytes
+        for name, (expected, used) in run.compare().peak_bytes.items():
+            assert used <= expected
+            assert used <= told[name]
+            assert told[name] > plan.peak_bytes[name]
 
 
 def wide_behind(n):
@@ -101,11 +102,10 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_pred
     case = CASES[kind]
     x, y = case.inputs(32), case.targets(32)
     model = potluck.Model.from_torch(case.make(), x[:8], loss=case.loss, example_targets=y[:8])
-    run = deployed(process_home, model, STAGES["shared, then one"], train=True)
-    run.fit([(x, y)] * 3).wait()
-    for expected, used in run.compare().peak_bytes.values():
-        assert used <= expected
-    run.close()
+    with closing(deployed(process_home, model, STAGES["shared, then one"], train=True)) as run:
+        run.fit([(x, y)] * 3).wait()
+        for expected, used in run.compare().peak_bytes.values():
+            assert used <= expected
 
 
 @pytest.mark.long
