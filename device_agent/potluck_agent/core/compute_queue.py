@@ -34,9 +34,8 @@ def _queued(execution: Execution, index: int) -> QueuedTask:
     instruction, layout = execution.instruction(index), execution.layout
     n_values = len(instruction.inputs) + len(instruction.outputs)
     nbytes = len(layout.attrs[index]) + VALUE_BYTES * n_values
-    usual_s = min(
-        layout.took_s[index], AHEAD_S
-    )  # who takes longer, or nobody knows, has none ahead
+    # whatever takes longer, or nobody knows how long, leaves no room for another one
+    usual_s = min(layout.took_s[index], AHEAD_S)
     return QueuedTask(execution, index, round(usual_s * 1e9), nbytes)
 
 

@@ -15,8 +15,8 @@ from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 class Batch:
     """Rows that the node has started together, on their way through one loaded model. `begun_s`,
     `called_s`: when it had its turn there, and when the latest of its calls was made. `backlog`: of
-    the device. `times`: of batches by themselves. `took_s`: of its calls that have
-    ended, without what they waited for others there; `expected_s`: as they were measured.
+    the device. `times`: of batches by themselves. `took_s`: of its calls that have ended,
+    without what they waited for others there; `expected_s`: as they were measured.
     """
 
     pool: PoolKey
