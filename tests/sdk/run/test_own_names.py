@@ -3,6 +3,7 @@ loss in the loss.
 """
 
 import copy
+from collections import OrderedDict
 
 import pytest
 from tests.sdk.run.conftest import make_plan
@@ -168,7 +169,8 @@ def test_a_run_that_only_answers_has_the_names_of_the_module(home):
     run.close()
 
 
-NAMES = ["é", "ü", "a b", "a_b", "a:b", "-a", "_", "_:e9:", "层"]
+LONG = ["层" * 60, "层" * 59 + "é", "a" * 300, "a" * 150 + "b" + "a" * 149]
+NAMES = ["é", "ü", "a b", "a_b", "a:b", "-a", "_", "_:e9:", "层", *LONG]
 
 
 class Strange(nn.Module):
@@ -183,6 +185,25 @@ class Strange(nn.Module):
         for part in self.parts.values():
             x = x + torch.tanh(part(x))
         return self._modules["é"](x)
+
+
+def test_parts_of_long_names_are_told_apart_and_deployed(home):
+    """Their names come with those of segments, devices and what an optimizer keeps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(OrderedDict((name, nn.Linear(8, 8)) for name in LONG))
+    x, y = torch.randn(BATCH, 8), torch.randint(0, 8, (BATCH,))
+    model = potluck.Model.from_torch(net, x, loss=nn.CrossEntropyLoss(), example_targets=y)
+    run = trained(home, model, x, y, ((A,), (8,)), ((B,), (8,)))
+    alone = train_once(copy.deepcopy(net), x, y)
+    check_same(run.state_dict(), alone.state_dict())
+    run.close()
+
+
+def train_once(net, x, y):
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    return net
 
 
 @pytest.mark.long

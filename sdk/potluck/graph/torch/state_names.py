@@ -2,6 +2,7 @@
 own `state_dict`.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,14 +13,23 @@ if TYPE_CHECKING:
     import torch
 
 OWN = "own-"  # begins the names of a loss's tensors, not the model's; no attribute has a hyphen
+# Names of values have 200 characters at most (`is_value_name`), and beside this one there are those
+# of a segment, of what an optimizer keeps, and of a device in them.
+MAX_NAME = 100
+_ENDS = 40  # of a longer one, its beginning and its end
 
 
 def device_name(path: str) -> str:
     """The name that devices know a tensor of a module by; no two paths have the same.
 
-    What messages do not carry, such as a letter outside ASCII, stands there by its number.
+    What messages do not carry, such as a letter outside ASCII, stands there by its number; of a
+    longer name than `MAX_NAME`, what is between its ends by a sum of it.
     """
-    return re.sub(r"^[.\-]|[^A-Za-z0-9_.\-]", lambda found: f"_:{ord(found[0]):x}:", path)
+    name = re.sub(r"^[.\-]|[^A-Za-z0-9_.\-]", lambda found: f"_:{ord(found[0]):x}:", path)
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name[:_ENDS]}_:{digest}:{name[-_ENDS:]}"
 
 
 def as_module(
