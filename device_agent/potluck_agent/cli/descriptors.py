@@ -6,8 +6,8 @@ from potluck_wire.descriptors import NOFILE, allow_connections
 LEAST_NOFILE = 128  # an agent, its worker and two notebooks take some 60
 
 
-def check_descriptors() -> None:
-    """Have as many open descriptors allowed as the system lets us have.
+def check_descriptors() -> int:
+    """Have as many open descriptors allowed as the system lets us have; returns how many.
 
     Raises
     ------
@@ -20,3 +20,4 @@ def check_descriptors() -> None:
             f"this process may have {allowed} files and connections open, and needs {LEAST_NOFILE} "
             f"at least. Raise the limit (ulimit -Hn {NOFILE}) and start it again."
         )
+    return allowed

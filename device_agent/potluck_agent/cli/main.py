@@ -7,6 +7,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     availability.check(chosen.rules, chosen.system_root)
     identity, journal = keys.identity(directory), EventLog(log, note)
     _await_network(chosen.await_network_s)
-    check_descriptors()
-    net = _event_loop(chosen, directory, identity, note, journal)
+    net = _event_loop(chosen, directory, identity, note, journal, check_descriptors())
     announcement: Any = None
     try:
         claim = control_files.claim(
@@ -146,14 +146,17 @@ def _event_loop(
     identity: keys.Identity,
     note: Callable[[str], None],
     journal: Any,
+    n_descriptors: int,
 ) -> Any:
     """All sockets and the core, for a worker on the processors that are fastest here."""
+    from potluck_agent.net.descriptor_shares import most_links, most_strangers
     from potluck_agent.net.event_loop import EventLoop
 
     meter, facts = meter_and_facts(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
     settings = _settings(chosen, identity, facts, computes.device_bytes, directory, note)
+    settings = replace(settings, most_links=most_links(n_descriptors))
     return EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -166,6 +169,7 @@ def _event_loop(
         meter=meter,
         journal=journal,
         may_rest=settings.is_told_times or bool(computes.provider or computes.device),
+        most_strangers=most_strangers(n_descriptors),
     )
 
 

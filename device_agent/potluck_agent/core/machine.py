@@ -45,7 +45,13 @@ from potluck_agent.core.graceful_leave import GracefulLeave
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
-from potluck_agent.core.sessions import NotebookSession, known_members, state_of, welcomed
+from potluck_agent.core.sessions import (
+    NotebookSession,
+    crowded_out,
+    known_members,
+    state_of,
+    welcomed,
+)
 from potluck_agent.core.undone_actions import end_of
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.weight_cache import WeightCache
@@ -262,6 +268,8 @@ class Core:
                 self._roster(key, message, buffers, now_s)
             case Prepare() | Measure() if crowded := self._workspaces.crowded(key):
                 self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            case Prepare() | Probe() if crowded := self._crowded_out(key):
+                self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             case Prepare():
                 own.forget_what_is_over()  # before more is loaded
                 if plan := self._coordinators.lets(
@@ -330,15 +338,28 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
-        self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
+        session = self._sessions[key]
+        before = session.members
+        session.members = {m.name: m for m in members if m.key != self._settings.key}
+        if crowded := self._crowded_out(key):
+            session.members = before
+            self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            return
         self._set_members(now_s)
         self._out.send(key, RosterSet(home=message.home))
+
+    def _crowded_out(self, key: str) -> str:
+        """Why not all devices that this notebook names can be members; empty: they can."""
+        owners, askers = self._workspaces.owners, self._workspaces.askers
+        before, most = self._announced_members, self._settings.most_links
+        return crowded_out(self._sessions, key, owners, askers, before, most)
 
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
         before = self._announced_members
         owners, askers = self._workspaces.owners, self._workspaces.askers
-        members = known_members(self._sessions, owners, askers, before)
+        most = self._settings.most_links
+        members = known_members(self._sessions, owners, askers, before, most)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.part_from(key, "it is no member of the home any more", now_s)
         for key in members:

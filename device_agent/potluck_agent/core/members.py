@@ -10,7 +10,8 @@ from potluck_wire.limits import MAX_WORKERS, is_device_name, is_key
 from potluck_wire.messages import HOME
 
 MAX_MEMBERS = 64
-# devices that all notebooks together name: as many as those that compute here may
+# devices that all notebooks together name and that have a connection: as many as those that compute
+# here may name, where there are descriptors for them
 MAX_LINKS = MAX_WORKERS * MAX_MEMBERS
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck_agent.core.events import Action, Buffer, Span, ToPeer
+from potluck_agent.core.members import MAX_LINKS
 from potluck_wire.limits import MAX_VALUE_BYTES
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message, Refused
 from potluck_wire.version import REFUSED_BYTES, VERSION, show
@@ -24,7 +25,8 @@ class Settings:
     for so long is gone. `is_told_times`: tasks last as long as a program says, for this device
     plays another. `facts`: what else the capability statement says. `leases`: what was promised to
     coordinators before the agent was started, as JSON. `kept_bytes`: for weights between runs;
-    `kept`: what there is of them already, as JSON.
+    `kept`: what there is of them already, as JSON. `most_links`: members that have
+    a connection.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Settings:
     leases: str = ""
     kept_bytes: int = 0
     kept: str = ""
+    most_links: int = MAX_LINKS
 
     @property
     def is_emulated(self) -> bool:

@@ -36,21 +36,44 @@ def known_members(
     owners: Collection[str],
     askers: Collection[str],
     in_force: Mapping[str, PeerDevice],
+    most: int = MAX_LINKS,
 ) -> dict[str, PeerDevice]:
     """By key. A notebook is none, whoever says so.
 
-    Where a device is, says the notebook whose run is on (one of `owners`), then who measures (one
-    of `askers`), then anybody; of equals, whose word is `in_force`: nobody moves a device that
-    another notebook uses. Of more than `MAX_LINKS`, the first in this order are.
+    Where a device is, says a notebook whose run is on (one of `owners`) or that measures (one of
+    `askers`), then anybody; of these, whose word is `in_force`, for nobody moves a device that
+    another notebook uses; then whose run is on. Of more than `most`, the first in this order are.
     """
     candidates = [
-        ((key in owners, key in askers, in_force.get(m.key) == m), m)
+        ((key in owners or key in askers, in_force.get(m.key) == m, key in owners), m)
         for key, session in sessions.items()
         for m in session.members.values()
         if m.key not in sessions
     ]
     known: dict[str, PeerDevice] = {}
     for _, member in sorted(candidates, key=lambda one: one[0], reverse=True):
-        if len(known) < MAX_LINKS:
+        if len(known) < most:
             known.setdefault(member.key, member)
     return known
+
+
+def crowded_out(
+    sessions: Mapping[str, NotebookSession],
+    key: str,
+    owners: Collection[str],
+    askers: Collection[str],
+    in_force: Mapping[str, PeerDevice],
+    most: int,
+) -> str:
+    """Why some of the devices that this notebook names would be no members, though its run were on;
+    empty: all would be. The rest as for `known_members`.
+    """
+    known = {*sessions, *known_members(sessions, {*owners, key}, askers, in_force, most)}
+    names = [each.name for each in sessions[key].members.values() if each.key not in known]
+    if not names:
+        return ""
+    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    return (
+        f"no connection is left here for {names[0]}{others}: {most} devices have one at most, and "
+        "other notebooks use them; ask again when one of them is through"
+    )

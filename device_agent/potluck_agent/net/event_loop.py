@@ -61,7 +61,7 @@ from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
-from potluck_agent.net.socket_memory import InboundConnection, SocketMemory
+from potluck_agent.net.socket_memory import MAX_STRANGERS, InboundConnection, SocketMemory
 from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -87,7 +87,8 @@ class EventLoop:
 
     `meter` is read when asked for.
 
-    `journal` is told what the owner may want to read. `may_rest`: as for `WorkerSupervisor`.
+    `journal` is told what the owner may want to read. `may_rest`: as for `WorkerSupervisor`,
+    `most_strangers`: as for `SocketMemory`.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class EventLoop:
         meter: MeterSource,
         journal: EventLog,
         may_rest: bool = False,
+        most_strangers: int = MAX_STRANGERS,
     ) -> None:
         check_library()
         self._core = core
@@ -127,7 +129,7 @@ class EventLoop:
         self._kept = KeptFiles(state_dir, journal.note)
         self._sources.register(self._kept.descriptor)
         self._context: Any = zmq.Context()
-        self._inflow = SocketMemory()
+        self._inflow = SocketMemory(most_strangers)
         self._intake = FairReceiver(self._sources, self._inflow, self._take)
         self._links = PeerConnections(
             self._context, self._sources, self._inflow, identity, self._feed, self._blame

@@ -48,9 +48,12 @@ class InboundConnection:
 
 
 class SocketMemory:
-    """All connections of some sockets, by socket and descriptor."""
+    """All connections of some sockets, by socket and descriptor; of those over which nothing has
+    come, the newest `most_strangers`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most_strangers: int = MAX_STRANGERS) -> None:
+        self._most_strangers = most_strangers
         self._connections: dict[tuple[Any, int], InboundConnection] = {}
         self._strangers: dict[tuple[Any, int], None] = {}  # the oldest first
 
@@ -71,7 +74,7 @@ class SocketMemory:
         elif event["event"] == zmq.EVENT_DISCONNECTED:
             self._connections.pop(key, None)
             self._strangers.pop(key, None)
-        while len(self._strangers) > MAX_STRANGERS:
+        while len(self._strangers) > self._most_strangers:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             self.cut(self._connections.get(oldest))

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.agent.core.core_driver import (
     EIGHT,
     MEMBER_KEY,
@@ -19,7 +20,7 @@ from tests.agent.core.core_driver import (
 
 from potluck_agent.core.events import MEMBER, MemberLost, Sender, SetMembers, ToPeer
 from potluck_wire.limits import MIN_CHUNK_BYTES, PROBE
-from potluck_wire.messages import Failed, Goodbye, Hello, Prepare, Roster, RosterSet
+from potluck_wire.messages import Failed, Goodbye, Hello, Measure, Prepare, Probe, Roster, RosterSet
 
 
 def say_roster(talk, address, *, name="phone", key=MEMBER_KEY, **sender):
@@ -94,3 +95,57 @@ def test_what_was_coming_from_a_device_that_is_no_member_any_more_takes_no_memor
         assert talk.core.held.n_arriving == 3
     talk.receive(Roster(home="h"), b"[]")
     assert talk.core.held.n_arriving == talk.core.held.inbound_bytes == 0
+
+
+@pytest.mark.parametrize("asks", [Probe(task="t", peer="phone", nbytes=8), Measure(task="t")])
+def test_no_notebook_moves_a_device_that_anothers_run_uses_whatever_it_does_besides(asks):
+    talk = Talk().begin()
+    say_roster(talk, "10.0.0.1:1")
+    talk.load(recv("x"), send("x", "phone"))
+    talk.begin(OTHER_SENDER)
+    document = b"{}" if isinstance(asks, Measure) else b""
+    talk.receive(Prepare(run="s", epoch=1), *plan(recv("x"), send("x")), sender=OTHER_SENDER)
+    talk.receive(asks, *[document] * bool(document), sender=OTHER_SENDER)
+    actions = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
+    assert actions == [ToPeer(key=OTHER_KEY, message=RosterSet(home="h"))]
+
+
+def say_many(talk, *numbers, **sender):
+    rows = [
+        {"name": f"d{number}", "key": f"{number:040}", "address": "10.0.0.1:1"}
+        for number in numbers
+    ]
+    return talk.receive(Roster(home="h"), json.dumps(rows).encode(), **sender)
+
+
+@pytest.mark.parametrize(
+    "asks", [Roster(home="h"), Probe(task="t", peer="d3", nbytes=8), Prepare(run="s", epoch=1)]
+)
+def test_a_notebook_hears_that_its_devices_get_no_connection(asks):
+    """There are as many as the agent has descriptors for, and another one's run uses them."""
+    talk = Talk(most_links=3).begin().begin(OTHER_SENDER)
+    say_many(talk, 0, 1)
+    say_many(talk, 2, 3, sender=OTHER_SENDER)
+    talk.load(recv("x"), send("x", "d1"))
+    if isinstance(asks, Roster):
+        answers = say_many(talk, 2, 3, sender=OTHER_SENDER)
+    else:
+        buffers = plan(recv("x"), send("x", "d3")) if isinstance(asks, Prepare) else ()
+        answers = talk.receive(asks, *buffers, sender=OTHER_SENDER)
+    text = (
+        "no connection is left here for d3: 3 devices have one at most, and other notebooks use "
+        "them; ask again when one of them is through"
+    )
+    fields = {"run": asks.run, "epoch": asks.epoch} if isinstance(asks, Prepare) else {}
+    assert answers == [refused(type(asks), "busy", text, key=OTHER_KEY, **fields)]
+    talk.receive(Goodbye())
+    assert len(say_many(talk, 2, 3, 4, sender=OTHER_SENDER)) == 2
+
+
+def test_devices_that_nobody_uses_keep_no_connection_from_those_of_a_run():
+    talk = Talk(most_links=3).begin(OTHER_SENDER).begin()
+    say_many(talk, 0, 1, 2, sender=OTHER_SENDER)
+    say_many(talk, 3, 4)
+    actions = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "d4")))
+    (update,) = [action for action in actions if isinstance(action, SetMembers)]
+    assert {"d3", "d4"} < {member.name for member in update.members}

@@ -10,9 +10,11 @@ import zmq
 from tests.agent.core.core_driver import MEMBER_KEY, OTHER_KEY
 from tests.timeouts import TIMEOUT_S
 
+from potluck_agent.cli.descriptors import LEAST_NOFILE
 from potluck_agent.core.events import LinkReset, PeerDevice
 from potluck_agent.core.members import MAX_LINKS
 from potluck_agent.keys import Identity
+from potluck_agent.net.descriptor_shares import OWN, most_links, most_strangers
 from potluck_agent.net.peer_connections import (
     ASK_AGAIN_S,
     DESCRIPTORS_EACH,
@@ -142,7 +144,15 @@ def test_as_many_devices_have_links_as_sockets_and_descriptors_are_for(open_link
     links.set(tuple(members))
     assert endpoints(links, *members).count(None) == 1
     assert MAX_LINKS * SOCKETS_EACH < MAX_SOCKETS
-    assert MAX_LINKS * (DESCRIPTORS_EACH + 1) + 3 * MAX_STRANGERS < NOFILE
+    assert (most_links(NOFILE), most_strangers(NOFILE)) == (MAX_LINKS, MAX_STRANGERS)
+
+
+@pytest.mark.parametrize("n_allowed", [LEAST_NOFILE, 200, 256, 500, 1024, 2048, NOFILE])
+def test_links_and_strangers_leave_descriptors_for_the_agent_itself(n_allowed):
+    """The system may permit fewer than are asked for."""
+    n_taken = most_links(n_allowed) * (DESCRIPTORS_EACH + 1) + 3 * most_strangers(n_allowed)
+    assert n_taken < n_allowed - min(OWN, n_allowed // 2)
+    assert min(most_links(n_allowed), most_strangers(n_allowed)) >= 4
 
 
 def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):
