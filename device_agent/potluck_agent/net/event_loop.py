@@ -212,10 +212,16 @@ class EventLoop:
 
     def _read_monitor(self, router: Any, monitor: Any) -> None:
         for _ in range(EVENTS_AT_ONCE):
-            event: Any = recv_monitor_message(monitor)
-            self._inflow.watch(router, event)
-            if not self._sources.has_message(monitor):
+            if not self._hear_of_one(router, monitor):
                 return
+
+    def _hear_of_one(self, router: Any, monitor: Any) -> bool:
+        """A connection came or went; False where nothing more is told."""
+        if not self._sources.has_message(monitor):
+            return False
+        event: Any = recv_monitor_message(monitor)
+        self._inflow.watch(router, event)
+        return True
 
     def _tick(self, now_s: float) -> None:
         self._guarded(self._look_at_peers)
@@ -369,12 +375,16 @@ class EventLoop:
             key = str(frames[0].get("User-Id"))
         except (zmq.ZMQError, UnicodeDecodeError):
             return
-        inlet = self._inflow.over(self._sockets.routers[channel], frames)
+        router, known = self._sockets.routers[channel], self._routes.get((channel, key))
+        is_new = known is None or known.name != route
+        # that it came may be told behind much else: strangers make a thousand connections a second
+        while is_new and self._hear_of_one(router, self._sockets.monitors[channel]):
+            pass
+        inlet = self._inflow.over(router, frames)
         if (sender := self._sender(key)) is None:  # it came in before it was nobody any more
             self._inflow.cut(inlet)
             return
-        known = self._routes.get((channel, key))
-        if known is None or known.name != route:
+        if is_new:
             self._routes[channel, key] = _Route(route, inlet)
             self._inflow.cut(known and known.inlet)  # one at a time: what waits is sent again
             if known is not None and channel is Channel.DATA:

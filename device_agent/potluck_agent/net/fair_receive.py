@@ -64,8 +64,8 @@ class FairReceiver:
             route, *frames = receive(router, reader) or [None]
             n_bytes += sum(map(len, frames))
             if frames:
-                self._inflow.read(router, frames)
                 self._take(channel, route.bytes, frames)
+                self._inflow.read(router, frames)
             if reader.skipping and not was_skipping:  # whoever sends so much is cut off
                 self._inflow.cut(self._inflow.over(router, frames))
             if was_skipping or reader.skipping:

@@ -1,5 +1,6 @@
 """What raises in the loop beside the core's events costs nobody the agent."""
 
+import socket
 import threading
 import time
 from unittest.mock import Mock
@@ -8,6 +9,7 @@ import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, pair
 from tests.agent.core.core_driver import settings
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent import keys, lease_file
 from potluck_agent.core.events import FromPeer, KeepLeases, PeerRevoked, ToPeer, Undone
@@ -24,6 +26,7 @@ from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.server_sockets import ServerSockets
 from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.net.worker_pool import WorkerPool
+from potluck_wire.limits import PULSE_OFFSET
 from potluck_wire.messages import Channel, Lease, Leased, Ping, Pong
 from potluck_wire.pairing import new_code
 
@@ -196,6 +199,32 @@ def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
     talking.join()
     assert heard == [2]
     assert noted == ["cannot listen on port 1234 again."]
+
+
+def test_a_connection_is_known_before_what_came_over_it_however_many_strangers_come_and_go(
+    loop, tmp_path, monkeypatch, identity
+):
+    """Else what it does not read is never counted, and it stays when its key comes over another."""
+    ada, closed = Keys(), zmq.EVENT_DISCONNECTED
+    keys.add_peer(tmp_path, keys.TrustedPeer(name="ada", key=ada.public))
+    monkeypatch.setattr(event_loop, "EVENTS_AT_ONCE", 1)
+    for _ in range(1500):
+        socket.create_connection(("127.0.0.1", loop.port + PULSE_OFFSET)).close()
+
+    def talk():
+        with RawPeer(loop.port, identity.public, ada) as older:
+            monitor = older.sockets[Channel.PULSE].get_monitor_socket(closed)
+            assert isinstance(older.ask(Ping(seq=1)), Pong)
+            with RawPeer(loop.port, identity.public, ada) as newer:
+                assert isinstance(newer.ask(Ping(seq=2)), Pong)
+                cut.append(monitor.poll(TIMEOUT_S * 1000))
+
+    cut = []
+    talking = threading.Thread(target=talk)
+    talking.start()
+    loop.run(lambda: setattr(loop, "stopping", not talking.is_alive()))
+    talking.join()
+    assert cut == [zmq.POLLIN]
 
 
 def test_the_meter_is_looked_at_though_nobody_asks_for_it():
