@@ -42,16 +42,10 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.graceful_leave import GracefulLeave
-from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
-from potluck_agent.core.sessions import (
-    NotebookSession,
-    crowded_out,
-    known_members,
-    state_of,
-    welcomed,
-)
+from potluck_agent.core.rosters import Rosters
+from potluck_agent.core.sessions import NotebookSession, state_of, welcomed
 from potluck_agent.core.undone_actions import end_of
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.weight_cache import WeightCache
@@ -112,10 +106,10 @@ class Core:
         """Every part as it is when nothing has happened yet."""
         settings, out = self._settings, self._out
         self._sessions: dict[str, NotebookSession] = {}
-        self._announced_members: dict[str, PeerDevice] = {}
         self._radio_s = 0.0
         self._facts: dict[str, Any] | None = None  # what a worker has said of itself
         self._workspaces = Workspaces(settings, out, self._members, self._cache)
+        self._rosters = Rosters(settings, out, self._sessions, self._workspaces)
         self._outgoing = self._workspaces.outgoing
         self._asks = AskExchange(settings, out, self._workspaces, self._members, self._departure)
         self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces, self._asks)
@@ -268,8 +262,8 @@ class Core:
                 self._roster(key, message, buffers, now_s)
             case Prepare() | Measure() if crowded := self._workspaces.crowded(key):
                 self._out.refuse(key, message, RefusalCode.BUSY, crowded)
-            case Prepare() | Probe() if crowded := self._crowded_out(key):
-                self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            case Prepare() | Probe() if self._rosters.refuses(key, message):
+                pass
             case Prepare():
                 own.forget_what_is_over()  # before more is loaded
                 if plan := self._coordinators.lets(
@@ -332,40 +326,19 @@ class Core:
             self._workspaces.tell_what_is_left(key, session)
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        """The members of a notebook's home, all of them each time."""
-        try:
-            members = read_roster(buffers[0], self._sessions)
-        except WireError as error:
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
-            return
-        session = self._sessions[key]
-        before = session.members
-        session.members = {m.name: m for m in members if m.key != self._settings.key}
-        if crowded := self._crowded_out(key):
-            session.members = before
-            self._out.refuse(key, message, RefusalCode.BUSY, crowded)
-            return
-        self._set_members(now_s)
-        self._out.send(key, RosterSet(home=message.home))
-
-    def _crowded_out(self, key: str) -> str:
-        """Why not all devices that this notebook names can be members; empty: they can."""
-        owners, askers = self._workspaces.owners, self._workspaces.askers
-        before, most = self._announced_members, self._settings.most_links
-        return crowded_out(self._sessions, key, owners, askers, before, most)
+        """The members of a notebook's home."""
+        if self._rosters.take(key, message, buffers[0]):
+            self._set_members(now_s)
+            self._out.send(key, RosterSet(home=message.home))
 
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
-        before = self._announced_members
-        owners, askers = self._workspaces.owners, self._workspaces.askers
-        most = self._settings.most_links
-        members = known_members(self._sessions, owners, askers, before, most)
+        before, members = self._rosters.renew()
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.part_from(key, "it is no member of the home any more", now_s)
         for key in members:
             self._outgoing.reach(key)
         if members != before:
-            self._announced_members = members
             self._out.add(SetMembers(tuple(members.values())))
 
     def _close_session(self, key: str, now_s: float) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent import fault_log, keys
 from potluck_agent.core.events import (
@@ -184,7 +183,7 @@ class EventLoop:
         sockets = self._sockets
         for channel, monitor in sockets.monitors.items():
             if monitor in ready:
-                self._guarded(self._read_monitor, sockets.routers[channel], monitor)
+                self._guarded(self._hear, channel, monitor, EVENTS_AT_ONCE)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers.get(channel) in ready:
                 self._intake.read(channel, sockets.routers)
@@ -210,18 +209,8 @@ class EventLoop:
         except Exception as error:
             self._core.fault(getattr(step, "__qualname__", step), error)
 
-    def _read_monitor(self, router: Any, monitor: Any) -> None:
-        for _ in range(EVENTS_AT_ONCE):
-            if not self._hear_of_one(router, monitor):
-                return
-
-    def _hear_of_one(self, router: Any, monitor: Any) -> bool:
-        """A connection came or went; False where nothing more is told."""
-        if not self._sources.has_message(monitor):
-            return False
-        event: Any = recv_monitor_message(monitor)
-        self._inflow.watch(router, event)
-        return True
+    def _hear(self, channel: Channel, monitor: Any, most: int | None = None) -> None:
+        self._inflow.hear(self._sockets.routers[channel], monitor, self._sources, most)
 
     def _tick(self, now_s: float) -> None:
         self._guarded(self._look_at_peers)
@@ -377,9 +366,8 @@ class EventLoop:
             return
         router, known = self._sockets.routers[channel], self._routes.get((channel, key))
         is_new = known is None or known.name != route
-        # that it came may be told behind much else: strangers make a thousand connections a second
-        while is_new and self._hear_of_one(router, self._sockets.monitors[channel]):
-            pass
+        if is_new:  # that it came may be told behind much else: strangers make thousands a second
+            self._hear(channel, self._sockets.monitors[channel])
         inlet = self._inflow.over(router, frames)
         if (sender := self._sender(key)) is None:  # it came in before it was nobody any more
             self._inflow.cut(inlet)

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from potluck_agent.net.poller import Poller
 from potluck_wire.bounded_receive import (
     TCP_INFO_BYTES,
     Unread,
@@ -78,6 +81,14 @@ class SocketMemory:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             self.cut(self._connections.get(oldest))
+
+    def hear(self, source: Any, monitor: Any, sources: Poller, most: int | None = None) -> None:
+        """All that the monitor of a socket has to say, or no more than the first `most` events."""
+        for _ in range(most) if most is not None else repeat(None):
+            if not sources.has_message(monitor):
+                return
+            event: Any = recv_monitor_message(monitor)
+            self.watch(source, event)
 
     def read(self, source: Any, frames: list[Any]) -> None:
         """These frames were read of that socket."""
