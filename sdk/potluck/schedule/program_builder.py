@@ -4,7 +4,7 @@ and simulator.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from potluck.errors import PlanError
 from potluck.records import HOME
@@ -78,11 +78,23 @@ class Annotation:
     recompute: bool = False
 
 
+class Reduction(NamedTuple):
+    """An all-reduce, as one of its replicas has it: the `vector` that it begins with and what it is
+    `joined` to at the end; the `values` that it holds meanwhile, of which those that `arrived` are
+    added to its own.
+    """
+
+    vector: str
+    joined: str
+    values: frozenset[str]
+    arrived: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """One program per device and what belongs to it. `notes[device][instruction id]`.
 
-    `value_bytes[device][value]`.
+    `value_bytes[device][value]`, `reductions[device]`.
     """
 
     programs: Mapping[str, Program]
@@ -90,6 +102,7 @@ class Compiled:
     results: tuple[ReceivedValue, ...] = ()
     notes: Mapping[str, tuple[Annotation, ...]] = field(default_factory=dict)
     value_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    reductions: Mapping[str, Sequence[Reduction]] = field(default_factory=dict)
     home: str = HOME
 
     @property
@@ -155,6 +168,7 @@ class ProgramBuilder:
         self._notes: dict[str, list[Annotation]] = {device: [] for device in devices}
         self._bytes: dict[str, dict[str, int]] = {device: {} for device in devices}
         self._last: dict[str, int] = {}
+        self.reductions: dict[str, list[Reduction]] = {}
         self.feeds: list[InputBinding] = []
         self.results: list[ReceivedValue] = []
 
@@ -377,5 +391,6 @@ class ProgramBuilder:
             results=tuple(self.results),
             notes={device: tuple(notes) for device, notes in self._notes.items()},
             value_bytes=self._bytes,
+            reductions=self.reductions,
             home=self.home,
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from potluck.records import Plan, Segment, Tensor
 from potluck.schedule.all_reduce import STILL, bounds
 from potluck.schedule.micro_batches import Division
-from potluck.schedule.program_builder import Annotation, ProgramBuilder, ReceivedValue
+from potluck.schedule.program_builder import Annotation, ProgramBuilder, ReceivedValue, Reduction
 from potluck.schedule.rows import intervals
 from potluck.schedule.shared_weights import holders_of
 from potluck.schedule.standby import (
@@ -308,29 +308,41 @@ class RingInstructions:
         self._is_late = is_late
         self._item_bytes, self._tag = item_bytes, tag
         self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
+        self._vectors: dict[int, str] = {}
+        self._values: list[set[str]] = [set() for _ in devices]
+        self._arrived: list[list[str]] = [[] for _ in devices]
 
     def piece(self, i: int, k: int, vector: str, priority: int) -> str:
         """A slice of it."""
+        self._vectors[i] = vector
         start, stop = self._bounds[k], self._bounds[k + 1]
         name, part = f"{self._tag}.own.{k}", {"dim": 0, "start": start, "stop": stop}
         return self._compute(i, "slice", [vector], name, stop - start, priority, **part)
 
     def send(self, i: int, k: int, value: str, ring_step: int, priority: int) -> str:
         """To the next device of the ring."""
-        name, right = f"{self._tag}.{ring_step}.{k}", self._devices[(i + 1) % len(self._devices)]
-        label = f"{self._tag} ring step {ring_step}"
-        self._programs.send(self._devices[i], value, right, name, label=label, priority=priority)
+        right = (i + 1) % len(self._devices)
+        name, label = f"{self._tag}.{ring_step}.{k}", f"{self._tag} ring step {ring_step}"
+        self._programs.send(
+            self._devices[i], value, self._devices[right], name, label=label, priority=priority
+        )
+        self._values[right].add(name)
         return name
 
     def add(self, i: int, k: int, own: str, arrived: str, ring_step: int, priority: int) -> str:
         """On the device that it arrived at."""
+        self._arrived[i].append(arrived)
         n_elements = self._bounds[k + 1] - self._bounds[k]
         name = f"{self._tag}.sum.{ring_step}.{k}"
         return self._compute(i, "add", [own, arrived], name, n_elements, priority)
 
     def join(self, i: int, pieces: list[str], priority: int) -> str:
         """One after the other."""
-        name = f"{self._tag}.all"
+        name, vector = f"{self._tag}.all", self._vectors[i]
+        reduction = Reduction(
+            vector, name, frozenset({vector, *self._values[i]}), tuple(self._arrived[i])
+        )
+        self._programs.reductions.setdefault(self._devices[i], []).append(reduction)
         return self._compute(i, "concat", pieces, name, self._n_elements, priority, dim=0)
 
     def _compute(
@@ -345,6 +357,7 @@ class RingInstructions:
     ) -> str:
         nbytes = n_elements * self._item_bytes
         note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
+        self._values[i].add(name)
         self._programs.compute(
             self._devices[i],
             op,

@@ -32,7 +32,7 @@ from potluck.simulate.layout import (
     TaskSpec,
     lay_out,
 )
-from potluck.simulate.memory import held
+from potluck.simulate.memory import held, held_to_reduce
 from potluck.simulate.paths import Paths
 from potluck.simulate.stage_times import stage_times
 from potluck.simulate.time_spans import middle_s, union_s
@@ -212,6 +212,17 @@ class StepOutcome:
             for row in layout.kept:
                 slot = layout.items[row[0]].slot
                 changes[slot] += self._held(first, row, working, kept, learned)
+            for number, passed, made, joined, arrived in layout.reductions:
+                changes[layout.items[number].slot] += held_to_reduce(
+                    self._items[number][1],
+                    times.start_s[first + passed],
+                    times.start_s[first + made],
+                    times.start_s[first + joined],
+                    [
+                        (times.start_s[first + each], self._items[layout.item[each]][1])
+                        for each in arrived
+                    ],
+                )
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):
             events.sort()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from potluck.records import Stage, Training
+from potluck.simulate import memory
 from potluck.simulate.cost import CostTable, kept_by_table
 from potluck.simulate.equations import resting_bytes, static_bytes, working_bytes
 
@@ -329,8 +330,7 @@ def _ring(table: CostTable, start: int, stop: int, replicas: int) -> tuple[int, 
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
-    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one
-    just added.
+    """Bytes of the all-reduce, see `memory.reducing_bytes`.
 
     Parameters
     ----------
@@ -343,9 +343,7 @@ def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> in
     """
     if replicas == 1 or not isinstance(table.problem.workload, Training):
         return 0
-    return 2 * _vector_bytes(table, start, stop) + replicas * _piece_bytes(
-        table, start, stop, replicas
-    )
+    return memory.reducing_bytes(_vector_bytes(table, start, stop), replicas)
 
 
 def _piece_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:

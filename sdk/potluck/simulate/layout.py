@@ -107,6 +107,9 @@ class StepLayout:
     values: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)
     # (item, run, backward or its first part or -1 for none, its second part or -1)
     kept: list[tuple[int, int, int, int]] = field(default_factory=list)
+    # of each replica of an all-reduce: (item of the vector, the last pass before, what makes the
+    # vector, what joins the sums, what brings the pieces that are added to its own)
+    reductions: list[tuple[int, int, int, int, tuple[int, ...]]] = field(default_factory=list)
 
 
 def lay_out(shape: Shape) -> StepLayout:
@@ -216,6 +219,14 @@ class _TaskBuilder:
         made = self.task(item, inputs, priority)
         return self._kept(item.to, self.layout.item[made], made)
 
+    def reduced(
+        self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int
+    ) -> LaidOutValue:
+        """A task of an all-reduce, whose memory is that of the whole."""
+        made = self.task(item, inputs, priority)
+        slot = item.to if item.kind == SEND else item.slot
+        return LaidOutValue(slot, self.layout.item[made], made, [])
+
     def _kept(self, slot: int, number: int, made: int) -> LaidOutValue:
         value = LaidOutValue(slot, number, made, [])
         self._values.append(value)
@@ -232,6 +243,7 @@ class _Tasks:
         self.tasks = _TaskBuilder(StepLayout(self.home))
         self._runs: dict[tuple[int, int, int], int] = {}
         self._first_parts: dict[tuple[int, int, int], int] = {}
+        self._passed: dict[tuple[int, int], int] = {}  # the last forward or backward
         self._slices: list[tuple[LaidOutValue, LaidOutValue]] = []
         self._fed = [["input"] * fed for fed in shape.fed]  # per stage: what home sends
         self._fed[-1] += ["target"] * shape.has_target
@@ -261,6 +273,7 @@ class _Tasks:
             self.tasks.layout,
             self.tasks.task(TaskSpec(RUN, slot, p, rows), inputs, priority),
         )
+        self._passed[p, index] = task
         if shape.learns[p]:
             self._runs[p, action.micro_batch, index] = task
         else:
@@ -281,7 +294,9 @@ class _Tasks:
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         is_part = action.kind == INPUT_GRADIENT
         kind = INPUT_PART if is_part else BACKWARD
-        task = self.tasks.task(TaskSpec(kind, slot, p, rows), gradients, priority)
+        self._passed[p, index] = task = self.tasks.task(
+            TaskSpec(kind, slot, p, rows), gradients, priority
+        )
         layout, run = self.tasks.layout, self._runs[p, m, index]
         if is_part:
             self._first_parts[p, m, index] = task
@@ -293,7 +308,9 @@ class _Tasks:
         """Its second part."""
         p, m = action.stage, action.micro_batch
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        task = self.tasks.task(TaskSpec(WEIGHT_PART, slot, p, rows), (), priority)
+        self._passed[p, index] = task = self.tasks.task(
+            TaskSpec(WEIGHT_PART, slot, p, rows), (), priority
+        )
         layout, run = self.tasks.layout, self._runs[p, m, index]
         layout.kept.append((layout.item[run], run, self._first_parts[p, m, index], task))
 
@@ -360,13 +377,14 @@ class _Tasks:
 
     def vector(self, p: int, index: int, priority: int) -> LaidOutValue:
         """A copy of all gradients."""
-        return self.tasks.copy(
-            TaskSpec(COPY, self.shape.slots[p][index], p, 0, "vector"), (), priority
-        )
+        slots = self.shape.slots[p]
+        make = self.tasks.reduced if len(slots) > 1 else self.tasks.copy
+        return make(TaskSpec(COPY, slots[index], p, 0, "vector"), (), priority)
 
     def ring(self, p: int) -> "_RingTasks":
         """Of the slots of the stage."""
-        return _RingTasks(self.tasks, p, self.shape.slots[p])
+        slots = self.shape.slots[p]
+        return _RingTasks(self.tasks, p, slots, [self._passed[p, i] for i in range(len(slots))])
 
     def summed(self, p: int, vector: LaidOutValue, priority: int) -> None:
         """Nobody follows a plan that is only simulated."""
@@ -459,19 +477,23 @@ class _Tasks:
 
 
 class _RingTasks:
-    """The tasks of an all-reduce over the slots of stage p."""
+    """The tasks of an all-reduce over the slots of stage p; `passed`: of each, the last forward or
+    backward.
+    """
 
-    def __init__(self, tasks: _TaskBuilder, p: int, slots: Sequence[int]) -> None:
+    def __init__(
+        self, tasks: _TaskBuilder, p: int, slots: Sequence[int], passed: Sequence[int]
+    ) -> None:
         self._tasks, self._p = tasks, p
-        self._slots = slots
-        self._own: list[list[tuple[LaidOutValue, LaidOutValue]]] = [[] for _ in slots]
+        self._slots, self._passed = slots, passed
+        self._vectors: dict[int, LaidOutValue] = {}
+        self._arrived: list[list[int]] = [[] for _ in slots]
 
     def piece(self, i: int, k: int, vector: LaidOutValue, priority: int) -> LaidOutValue:
         """It takes as long as a copy, but is a look at the vector."""
+        self._vectors[i] = vector
         item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
-        value = self._tasks.copy(item, (vector,), priority)
-        self._own[i].append((vector, value))
-        return value
+        return self._tasks.reduced(item, (vector,), priority)
 
     def send(
         self, i: int, k: int, value: LaidOutValue, ring_step: int, priority: int
@@ -479,7 +501,7 @@ class _RingTasks:
         """To the next slot of the ring."""
         right = self._slots[(i + 1) % len(self._slots)]
         item = TaskSpec(SEND, self._slots[i], self._p, k, "piece", right)
-        return self._tasks.move(item, (value,), priority)
+        return self._tasks.reduced(item, (value,), priority)
 
     def add(
         self,
@@ -491,16 +513,18 @@ class _RingTasks:
         priority: int,
     ) -> LaidOutValue:
         """It takes as long as a copy."""
+        self._arrived[i].append(arrived.made)
         item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
-        return self._tasks.copy(item, (own, arrived), priority)
+        return self._tasks.reduced(item, (own, arrived), priority)
 
     def join(self, i: int, pieces: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A copy of all."""
-        for vector, piece in self._own[i]:  # it is there as long as any piece of it
-            vector.uses.extend(piece.uses)
-        return self._tasks.copy(
-            TaskSpec(COPY, self._slots[i], self._p, 0, "vector"), pieces, priority
+        item = TaskSpec(COPY, self._slots[i], self._p, 0, "vector")
+        joined, vector = self._tasks.copy(item, pieces, priority), self._vectors[i]
+        self._tasks.layout.reductions.append(
+            (vector.item, self._passed[i], vector.made, joined.made, tuple(self._arrived[i]))
         )
+        return joined
 
 
 @lru_cache(maxsize=4096)

@@ -45,6 +45,8 @@ def peak_bytes(
     sizes = compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
     returning = {_key(item) for item in program.instructions if item.op in BACKWARDS}
+    reductions = compiled.reductions.get(device, ())
+    reduced = {value for reduction in reductions for value in reduction.values}
     for step in spans:
         made: dict[str, float] = {}
         last: dict[str, float] = {}
@@ -52,14 +54,18 @@ def peak_bytes(
         pieces: dict[str, str] = {}  # of vectors
         kept: dict[_Key, tuple[float, int]] = {}
         learned: set[str] = set()  # segments that had a backward
+        passed: dict[str, float] = {}  # of a segment and of its vector: when the last pass began
         for item in program.instructions:
             start, stop = step[item.id]
             for value in item.outputs:
                 made[value], last[value] = start, stop
             for value in item.inputs:
                 last[value] = max(last[value], stop)
-            if item.op == "gradients":
+            if item.op == "run" or item.op in _GRADIENTS:
+                passed[item.attrs["segment"]] = start
+            elif item.op == "gradients":
                 vectors.update(item.outputs)
+                passed |= dict.fromkeys(item.outputs, passed.get(item.attrs["segment"], start))
             elif item.op == "slice" and item.inputs[0] in vectors:
                 pieces |= dict.fromkeys(item.outputs, item.inputs[0])
             _segment_memory(table, item, notes[item.id], start, stop, returning, kept, changes)
@@ -67,7 +73,16 @@ def peak_bytes(
         for piece, vector in pieces.items():
             last[vector] = max(last[vector], last[piece])
         for value, since in made.items():
-            changes += held(since, last[value], sizes[value])
+            if value not in reduced:
+                changes += held(since, last[value], sizes[value])
+        for reduction in reductions:
+            changes += held_to_reduce(
+                sizes[reduction.vector],
+                passed[reduction.vector],
+                made[reduction.vector],
+                made[reduction.joined],
+                [(made[value], sizes[value]) for value in reduction.arrived],
+            )
     changes.sort()
     static = _static_bytes(table, notes, program.instructions)
     static += _second_versions(notes, program.instructions)
@@ -86,6 +101,50 @@ def held(start: float, stop: float, nbytes: int) -> list[tuple[float, int]]:
         How much it is.
     """
     return [(start, nbytes), (stop if stop > start else nextafter(stop, inf), -nbytes)]
+
+
+def held_to_reduce(
+    vector_bytes: int,
+    passed_s: float,
+    made_s: float,
+    joined_s: float,
+    arrivals: Sequence[tuple[float, int]],
+) -> list[tuple[float, int]]:
+    """The changes of memory by a ring all-reduce: the most that it holds, whichever replica is
+    ahead, as that no simulation tells: devices are a little slower than expected by turns.
+
+    Parameters
+    ----------
+    vector_bytes
+        Of what is summed.
+    passed_s
+        When the last forward or backward begins that the vector waits for: the others may have done
+        theirs, and what they send is there.
+    made_s
+        When the vector begins to be made.
+    joined_s
+        When the sums begin to be joined: what comes then is a value as any other.
+    arrivals
+        Of what is added to its own: when it begins to arrive, and bytes.
+    """
+    changes = held(made_s, joined_s, reducing_bytes(vector_bytes, len(arrivals) + 1))
+    for since, nbytes in arrivals:
+        changes += held(min(since, passed_s), made_s, nbytes)
+    return changes
+
+
+def reducing_bytes(vector_bytes: int, replicas: int) -> int:
+    """The most bytes that a ring all-reduce holds: the flat vector, pieces that were sent or added
+    to, and those of other replicas or the joined vector. Pieces may differ by an element.
+
+    Parameters
+    ----------
+    vector_bytes
+        Of what is summed.
+    replicas
+        Devices of the ring.
+    """
+    return 3 * vector_bytes + 4 * replicas
 
 
 def _segment_memory(

@@ -4,12 +4,26 @@ and for any plan.
 
 import random
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from tests.sdk.simulate.test_direct_simulation import random_plan, random_problem, with_branches
 
+from potluck.planning import predict
 from potluck.planning.search.local_search import fits
-from potluck.records import Inference, Training
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct, in_flight
 from potluck.simulate.equations import static_bytes
@@ -97,6 +111,77 @@ def test_what_is_said_to_fit_holds_by_the_simulator(seed):
                 for device in devices
                 if device.name in peaks
             )
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_what_an_all_reduce_holds_is_the_same_whichever_replica_is_ahead(seed):
+    """No device is exactly as quick as it was measured."""
+    rng = random.Random(seed)
+    names = [f"d{i}" for i in range(rng.randint(2, 4))]
+    problem = replicated(rng, names)
+    stage = Stage(
+        start=0,
+        stop=len(problem.layers),
+        devices=tuple(names),
+        shares=tuple(rng.randint(1, 3) for _ in names),
+    )
+    batch = 4 * sum(stage.shares)
+    problem = replace(problem, workload=Training(batch=batch, micro_batch=batch // 4))
+    plan = Plan(
+        planner="by hand", model="m", stages=(stage,), micro_batch=batch // 4, n_micro_batches=4
+    )
+    expected = Direct(problem).run(plan).peak_bytes()
+    for _ in range(20):
+        other = slowed(rng, problem)
+        assert Direct(other).run(plan).peak_bytes() == expected
+        assert predict(other, plan).peak_bytes == expected
+
+
+def replicated(rng, names):
+    """Layers whose weights are what takes memory, on devices and links of every speed."""
+    media = tuple(Medium(name=name, capacity_bytes_per_s=10 ** rng.uniform(5, 8)) for name in names)
+    layers = tuple(
+        Layer(
+            name=f"l{i}",
+            output_bytes=rng.choice([10, 1000]),
+            parameter_bytes=4 * rng.randint(10**5, 10**6),
+            activation_bytes=rng.choice([0, 500]),
+        )
+        for i in range(rng.randint(1, 4))
+    )
+    cost = LayerCost(rows=(1,), forward_s=(0.01,), backward_s=(0.02,))
+    return Problem(
+        model="m",
+        workload=Training(batch=1),
+        layers=layers,
+        devices=tuple(Device(name=name, memory_bytes=10**9) for name in names),
+        network=Network(
+            media=media,
+            paths={(a, b): Path(media=((a, 1), (b, 1))) for a, b in permutations(names, 2)},
+        ),
+        costs={name: tuple(cost for _ in layers) for name in names},
+    )
+
+
+def slowed(rng, problem):
+    """The same, with devices that are up to a half slower or quicker."""
+
+    def times(cost, factor):
+        return replace(
+            cost,
+            forward_s=tuple(factor * s for s in cost.forward_s),
+            backward_s=tuple(factor * s for s in cost.backward_s),
+        )
+
+    factors = {name: rng.uniform(0.67, 1.5) for name in problem.costs}
+    return replace(
+        problem,
+        costs={
+            name: tuple(times(cost, factors[name]) for cost in costs)
+            for name, costs in problem.costs.items()
+        },
+    )
 
 
 @pytest.mark.few(10)
