@@ -207,28 +207,19 @@ class _TaskBuilder:
 
     def value(self, item: TaskSpec, made: int) -> LaidOutValue:
         """What task `made` leaves on the item's slot."""
-        return self._kept(item.slot, self.number(item), made)
+        return self._kept(LaidOutValue(item.slot, self.number(item), made, []))
 
-    def copy(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
-        """A task that leaves its item on its own slot."""
-        made = self.task(item, inputs, priority)
-        return self._kept(item.slot, self.layout.item[made], made)
+    def keep(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+        """A task that leaves its item on its own slot, a transfer on the other."""
+        return self._kept(self.reduce(item, inputs, priority))
 
-    def move(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
-        """A transfer of its item to another slot."""
-        made = self.task(item, inputs, priority)
-        return self._kept(item.to, self.layout.item[made], made)
-
-    def reduced(
-        self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int
-    ) -> LaidOutValue:
-        """A task of an all-reduce, whose memory is that of the whole."""
+    def reduce(self, item: TaskSpec, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+        """One of an all-reduce, whose values are counted as a whole."""
         made = self.task(item, inputs, priority)
         slot = item.to if item.kind == SEND else item.slot
         return LaidOutValue(slot, self.layout.item[made], made, [])
 
-    def _kept(self, slot: int, number: int, made: int) -> LaidOutValue:
-        value = LaidOutValue(slot, number, made, [])
+    def _kept(self, value: LaidOutValue) -> LaidOutValue:
         self._values.append(value)
         return value
 
@@ -254,12 +245,18 @@ class _Tasks:
 
     # --- actions ----------------------------------------------------------------------------------
 
+    def _pass(
+        self, item: TaskSpec, index: int, inputs: Sequence[LaidOutValue], priority: int
+    ) -> int:
+        self._passed[item.stage, index] = task = self.tasks.task(item, inputs, priority)
+        return task
+
     def feed(self, action: Action, index: int, priority: int) -> list[LaidOutValue]:
         """Inputs, and targets for the loss."""
         p = action.stage
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         return [
-            self.tasks.move(TaskSpec(SEND, self.home, p, rows, name, slot), (), priority)
+            self.tasks.keep(TaskSpec(SEND, self.home, p, rows, name, slot), (), priority)
             for name in self._fed[p]
         ]
 
@@ -269,11 +266,8 @@ class _Tasks:
         """A run, whose activations are kept where a backward follows."""
         p, shape = action.stage, self.shape
         slot, rows = shape.slots[p][index], shape.shares[p][index]
-        layout, task = (
-            self.tasks.layout,
-            self.tasks.task(TaskSpec(RUN, slot, p, rows), inputs, priority),
-        )
-        self._passed[p, index] = task
+        layout = self.tasks.layout
+        task = self._pass(TaskSpec(RUN, slot, p, rows), index, inputs, priority)
         if shape.learns[p]:
             self._runs[p, action.micro_batch, index] = task
         else:
@@ -294,9 +288,7 @@ class _Tasks:
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         is_part = action.kind == INPUT_GRADIENT
         kind = INPUT_PART if is_part else BACKWARD
-        self._passed[p, index] = task = self.tasks.task(
-            TaskSpec(kind, slot, p, rows), gradients, priority
-        )
+        task = self._pass(TaskSpec(kind, slot, p, rows), index, gradients, priority)
         layout, run = self.tasks.layout, self._runs[p, m, index]
         if is_part:
             self._first_parts[p, m, index] = task
@@ -308,9 +300,7 @@ class _Tasks:
         """Its second part."""
         p, m = action.stage, action.micro_batch
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        self._passed[p, index] = task = self.tasks.task(
-            TaskSpec(WEIGHT_PART, slot, p, rows), (), priority
-        )
+        task = self._pass(TaskSpec(WEIGHT_PART, slot, p, rows), index, (), priority)
         layout, run = self.tasks.layout, self._runs[p, m, index]
         layout.kept.append((layout.item[run], run, self._first_parts[p, m, index], task))
 
@@ -327,7 +317,7 @@ class _Tasks:
         p, n = self.last, len(losses)
         slot = self.shape.slots[p][index]
         if n > 1:
-            losses = [self.tasks.copy(TaskSpec(COPY, slot, p, n, "loss"), losses, priority)]
+            losses = [self.tasks.keep(TaskSpec(COPY, slot, p, n, "loss"), losses, priority)]
         self.tasks.task(TaskSpec(SEND, slot, p, n, "loss", self.home), losses, priority)
 
     # --- over a cut -------------------------------------------------------------------------------
@@ -337,7 +327,7 @@ class _Tasks:
     ) -> LaidOutValue:
         """A copy of a part."""
         item = _copied(value.slot, rows.tensor, rows.stop - rows.start)
-        return self.tasks.copy(item, (value,), priority)
+        return self.tasks.keep(item, (value,), priority)
 
     def send(
         self, rows: HandedRows[LayoutTensor], value: LaidOutValue, priority: int
@@ -346,7 +336,7 @@ class _Tasks:
         tensor, to = rows.tensor, self.shape.slots[rows.target.stage][rows.right]
         n_rows = rows.stop - rows.start
         item = TaskSpec(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.group)
-        return self.tasks.move(item, (value,), priority)
+        return self.tasks.keep(item, (value,), priority)
 
     def join(
         self,
@@ -371,14 +361,14 @@ class _Tasks:
         """It takes as long as a copy."""
         p = action.stage
         item = _copied(self.shape.slots[p][index], tensor, self.shape.shares[p][index])
-        return self.tasks.copy(item, parts, priority)
+        return self.tasks.keep(item, parts, priority)
 
     # --- the end of a step ------------------------------------------------------------------------
 
     def vector(self, p: int, index: int, priority: int) -> LaidOutValue:
         """A copy of all gradients."""
         slots = self.shape.slots[p]
-        make = self.tasks.reduced if len(slots) > 1 else self.tasks.copy
+        make = self.tasks.reduce if len(slots) > 1 else self.tasks.keep
         return make(TaskSpec(COPY, slots[index], p, 0, "vector"), (), priority)
 
     def ring(self, p: int) -> "_RingTasks":
@@ -402,14 +392,14 @@ class _Tasks:
         """A transfer."""
         slots = self.shape.slots
         item = TaskSpec(SEND, slots[p][0], p, k, "tied", slots[q][index])
-        return self.tasks.move(item, [part], priority)
+        return self.tasks.keep(item, [part], priority)
 
     def shared_sum(
         self, k: int, q: int, index: int, parts: list[LaidOutValue], priority: int
     ) -> LaidOutValue:
         """It takes as long as a copy."""
         item = TaskSpec(COPY, self.shape.slots[q][index], q, k, "tied")
-        return self.tasks.copy(item, parts, priority)
+        return self.tasks.keep(item, parts, priority)
 
     def with_shared(
         self, q: int, index: int, vector: LaidOutValue, sums: dict[int, LaidOutValue], priority: int
@@ -419,14 +409,14 @@ class _Tasks:
         if q not in self.shape.only_shared:
             item = TaskSpec(COPY, slot, q, 0, "rest")
             pieces.append(self._slice(item, vector, priority))
-        whole = self.tasks.copy(TaskSpec(COPY, slot, q, 0, "vector"), pieces, priority)
+        whole = self.tasks.keep(TaskSpec(COPY, slot, q, 0, "vector"), pieces, priority)
         for value, piece in self._slices:  # it is there as long as any piece of it
             value.uses.extend(piece.uses)
         self._slices.clear()
         return whole
 
     def _slice(self, item: TaskSpec, vector: LaidOutValue, priority: int) -> LaidOutValue:
-        piece = self.tasks.copy(item, [vector], priority)
+        piece = self.tasks.keep(item, [vector], priority)
         if len(self.shape.slots[item.stage]) == 1:  # of gradients, not of their sum
             self._slices.append((vector, piece))
         return piece
@@ -434,13 +424,13 @@ class _Tasks:
     def norms(self, p: int, vectors: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A look at all gradients."""
         slot = self.shape.slots[p][0]
-        return self.tasks.copy(TaskSpec(NORMS, slot, p, tensor="norms"), vectors, priority)
+        return self.tasks.keep(TaskSpec(NORMS, slot, p, tensor="norms"), vectors, priority)
 
     def send_norms(self, p: int, judge: int, norms: LaidOutValue, priority: int) -> LaidOutValue:
         """A transfer."""
         slots = self.shape.slots
         item = TaskSpec(SEND, slots[p][0], p, tensor="norms", to=slots[judge][0])
-        return self.tasks.move(item, [norms], priority)
+        return self.tasks.keep(item, [norms], priority)
 
     def limit(
         self, judge: int, stages: list[int], norms: list[LaidOutValue], priority: int
@@ -461,7 +451,7 @@ class _Tasks:
         """A transfer."""
         slots = self.shape.slots
         item = TaskSpec(SEND, slots[judge][0], judge, tensor="scale", to=slots[p][index])
-        return self.tasks.move(item, [scale], priority)
+        return self.tasks.keep(item, [scale], priority)
 
     def update(
         self,
@@ -493,7 +483,7 @@ class _RingTasks:
         """It takes as long as a copy, but is a look at the vector."""
         self._vectors[i] = vector
         item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
-        return self._tasks.reduced(item, (vector,), priority)
+        return self._tasks.reduce(item, (vector,), priority)
 
     def send(
         self, i: int, k: int, value: LaidOutValue, ring_step: int, priority: int
@@ -501,7 +491,7 @@ class _RingTasks:
         """To the next slot of the ring."""
         right = self._slots[(i + 1) % len(self._slots)]
         item = TaskSpec(SEND, self._slots[i], self._p, k, "piece", right)
-        return self._tasks.reduced(item, (value,), priority)
+        return self._tasks.reduce(item, (value,), priority)
 
     def add(
         self,
@@ -515,12 +505,12 @@ class _RingTasks:
         """It takes as long as a copy."""
         self._arrived[i].append(arrived.made)
         item = TaskSpec(COPY, self._slots[i], self._p, k, "piece")
-        return self._tasks.reduced(item, (own, arrived), priority)
+        return self._tasks.reduce(item, (own, arrived), priority)
 
     def join(self, i: int, pieces: list[LaidOutValue], priority: int) -> LaidOutValue:
         """A copy of all."""
         item = TaskSpec(COPY, self._slots[i], self._p, 0, "vector")
-        joined, vector = self._tasks.copy(item, pieces, priority), self._vectors[i]
+        joined, vector = self._tasks.keep(item, pieces, priority), self._vectors[i]
         self._tasks.layout.reductions.append(
             (vector.item, self._passed[i], vector.made, joined.made, tuple(self._arrived[i]))
         )
