@@ -103,8 +103,9 @@ class Roster(Message):
 
     Buffer 0: JSON list of {name, key, address}.
 
-    The whole list each time; whoever is no longer on it is cut off. Where two notebooks tell of one
-    device, the one whose run is loaded is believed. A notebook's key is never a member's.
+    The whole list each time; whoever is no longer on it is cut off. Where notebooks tell of one
+    device, those are believed whose run is loaded or that measure, else all; of their addresses one
+    after the other is tried, until its key answers. A notebook's key is never a member's.
     """
 
     home: str = ""

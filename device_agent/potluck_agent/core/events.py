@@ -42,11 +42,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDevice:
-    """Another device of this home: `address` is HOST:PORT with its base port."""
+    """Another device of this home: `address` is HOST:PORT with its base port, `others` are those at
+    which other notebooks say that it is, that use it as much.
+    """
 
     name: str
     key: str
     address: str
+    others: tuple[str, ...] = ()
 
 
 # --- events ---------------------------------------------------------------------------------------

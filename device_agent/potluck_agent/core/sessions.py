@@ -1,7 +1,7 @@
 """The notebooks that have a session, and which devices they name as members of their home. Pure."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from potluck_agent.core.events import PeerDevice
 from potluck_agent.core.members import MAX_LINKS
@@ -40,21 +40,35 @@ def known_members(
 ) -> dict[str, PeerDevice]:
     """By key. A notebook is none, whoever says so.
 
-    Where a device is, says a notebook whose run is on (one of `owners`) or that measures (one of
-    `askers`), then anybody; of these, whose word is `in_force`, for nobody moves a device that
-    another notebook uses; then whose run is on. Of more than `most`, the first in this order are.
+    Where a device is, say those notebooks whose run is on (of `owners`) or that measure (of
+    `askers`), else the others; of several of them, first whose word is `in_force`. Of more than
+    `most`, the first in this order are.
     """
     candidates = [
-        ((key in owners or key in askers, in_force.get(m.key) == m, key in owners), m)
+        ((key in owners or key in askers, _is_told(in_force, m), key in owners), m)
         for key, session in sessions.items()
         for m in session.members.values()
         if m.key not in sessions
     ]
-    known: dict[str, PeerDevice] = {}
-    for _, member in sorted(candidates, key=lambda one: one[0], reverse=True):
-        if len(known) < most:
-            known.setdefault(member.key, member)
-    return known
+    known: dict[str, list[PeerDevice]] = {}
+    used: set[str] = set()
+    for (is_used, *_), member in sorted(candidates, key=lambda one: one[0], reverse=True):
+        used |= {member.key} if is_used else set()
+        is_new = member.key not in known and len(known) < most
+        if is_new or (member.key in known and is_used == (member.key in used)):
+            known.setdefault(member.key, []).append(member)
+    return {key: _together(*told) for key, told in known.items()}
+
+
+def _is_told(in_force: Mapping[str, PeerDevice], member: PeerDevice) -> bool:
+    known = in_force.get(member.key)
+    return known is not None and (known.name, known.address) == (member.name, member.address)
+
+
+def _together(first: PeerDevice, *rest: PeerDevice) -> PeerDevice:
+    """One device, as several notebooks tell of it."""
+    addresses = dict.fromkeys(member.address for member in (first, *rest))
+    return replace(first, others=tuple(addresses)[1:])
 
 
 def crowded_out(

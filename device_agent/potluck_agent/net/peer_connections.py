@@ -1,6 +1,7 @@
 """Our own connections to the data sockets of the other devices of the home.
 
-Credit comes back on them.
+Credit comes back on them. Where notebooks do not agree at which address a device is, these are
+tried in turn until its key answers at one: nobody's word takes a device from others.
 
 A connection that broke has lost what was on it: it is made anew, and the core is told to begin
 anew. One that was refused is tried again (libzmq itself never does): the other device may hear of
@@ -52,6 +53,7 @@ NAMES_AT_ONCE = 4  # they come from others, and each takes a thread until it is 
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
 ASK_AGAIN_S = 5.0  # for the address of a host that nobody knew
+NEXT_S = 3.0  # without a connection at an address: another one is tried, where one is told
 LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
 _BROKEN = (
     zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -64,19 +66,24 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN | WATCHED
 class PeerConnection:
     """One connection. It `stands` once it is encrypted.
 
-    `down_s` is since when this device could not be reached.
+    `down_s` is since when this device could not be reached, `since_s` since when it is tried at
+    this address, the one of number `turn` of those that are told.
 
     `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask
     for it again.
     """
 
     member: PeerDevice
+    address: str
+    turn: int
     down_s: float
+    since_s: float
     socket: Socket = None
     monitor: Socket = None
     ask_s: float = 0.0
     reader: MessageReader = field(default_factory=lambda: MessageReader(Channel.DATA))
     stands: bool = False
+    has_stood: bool = False
     broken: bool = False
 
 
@@ -119,23 +126,32 @@ class PeerConnections:
         return self._links.get(key)
 
     def set(self, members: tuple[PeerDevice, ...]) -> None:
-        """These and no others; a member that moved to another address gets a new link."""
-        wanted = {member.key: member for member in members}
+        """These and no others; one that nobody tells of at its address any more gets a new link
+        with the next `tick`.
+        """
+        wanted, now_s = {member.key: member for member in members}, time.monotonic()
         for key, link in tuple(self._links.items()):
-            if wanted.get(key) != link.member:
+            if key not in wanted:
                 self._close(link)
                 del self._links[key]
+                continue
+            link.member = wanted[key]
+            if link.address not in _addresses(link.member):
+                link.down_s = now_s if link.stands else link.down_s
+                link.stands, link.broken = False, True
         for key, member in wanted.items():
             if key not in self._links:
-                self._links[key] = self._open(member, time.monotonic())
+                self._links[key] = self._open(member, 0, now_s, now_s)
 
     def tick(self, now_s: float) -> None:
         """Make broken connections anew, and give up those that do not come back."""
         more = max(now_s - self._allowed_s, 0.0) * NEW_PER_S
         self._n_allowed, self._allowed_s = min(self._n_allowed + more, NEW_AT_ONCE), now_s
         for key, link in tuple(self._links.items()):
-            if link.broken:
-                self._renew(link)
+            is_late = not link.stands and now_s - link.since_s > NEXT_S
+            if link.broken or (is_late and link.member.others):
+                is_over = is_late or link.address not in _addresses(link.member)
+                self._renew(link, now_s, link.turn + is_over)
             elif link.socket is None and self._connect(link, now_s):
                 self._feed(
                     LinkReset(key=key, incoming=False)
@@ -156,19 +172,22 @@ class PeerConnections:
             if link.socket in ready:
                 self._read(link)
 
-    def _renew(self, link: PeerConnection) -> None:
+    def _renew(self, link: PeerConnection, now_s: float, turn: int) -> None:
         self._close(link)
-        self._links[link.member.key] = self._open(link.member, link.down_s)
+        is_tried_on = turn == link.turn and not link.has_stood
+        since_s = link.since_s if is_tried_on else now_s
+        self._links[link.member.key] = self._open(link.member, turn, link.down_s, since_s)
         self._feed(LinkReset(key=link.member.key, incoming=False))
 
-    def _open(self, member: PeerDevice, down_s: float) -> PeerConnection:
-        link = PeerConnection(member, down_s)
-        self._connect(link, down_s)
+    def _open(self, member: PeerDevice, turn: int, down_s: float, since_s: float) -> PeerConnection:
+        addresses = _addresses(member)
+        link = PeerConnection(member, addresses[turn % len(addresses)], turn, down_s, since_s)
+        self._connect(link, since_s)
         return link
 
     def _connect(self, link: PeerConnection, now_s: float) -> bool:
         """Connect, if its address is known by now, and not too many others are new."""
-        name, port = read_address(link.member.address)
+        name, port = read_address(link.address)
         if self._n_allowed < 1:
             return False
         if now_s < link.ask_s or (host := self._resolver.address(name)) is None:
@@ -211,7 +230,7 @@ class PeerConnections:
         event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]
         self._inflow.watch(link.socket, event)
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            link.stands = True
+            link.stands = link.has_stood = True
         elif event["event"] & _BROKEN:
             if link.stands:
                 link.down_s = time.monotonic()
@@ -237,7 +256,11 @@ class PeerConnections:
                 )
             closed = self._links.get(link.member.key) is not link
             if link.reader.skipping and not closed:  # the rest of it goes with the connection
-                self._renew(link)
+                self._renew(link, time.monotonic(), link.turn)
                 return
             if closed or not self._sources.has_message(link.socket):
                 return
+
+
+def _addresses(member: PeerDevice) -> tuple[str, ...]:
+    return (member.address, *member.others)

@@ -4,6 +4,7 @@ pulses are answered.
 
 import socket
 import threading
+import time
 
 import pytest
 import zmq
@@ -11,16 +12,18 @@ from tests.agent.core.core_driver import MEMBER_KEY, OTHER_KEY
 from tests.timeouts import TIMEOUT_S
 
 from potluck_agent.cli.descriptors import LEAST_NOFILE
-from potluck_agent.core.events import LinkReset, PeerDevice
+from potluck_agent.core.events import LinkReset, MemberLost, PeerDevice
 from potluck_agent.core.members import MAX_LINKS
 from potluck_agent.keys import Identity
 from potluck_agent.net.descriptor_shares import OWN, most_links, most_strangers
 from potluck_agent.net.peer_connections import (
     ASK_AGAIN_S,
     DESCRIPTORS_EACH,
+    LOST_S,
     MAX_SOCKETS,
     NAMES_AT_ONCE,
     NEW_AT_ONCE,
+    NEXT_S,
     SOCKETS_EACH,
     PeerConnections,
 )
@@ -196,6 +199,51 @@ def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_
             thread.join(TIMEOUT_S)
     links.tick(1.0)
     assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
+
+
+def test_a_device_is_looked_for_at_all_addresses_that_are_told_of_it(open_links):
+    links, events = open_links(Names())
+    told = ("127.0.0.1:47600", "127.0.0.1:47610", "127.0.0.1:47620")
+    phone = PeerDevice(name="phone", key=MEMBER_KEY, address=told[0], others=told[1:])
+    now_s = time.monotonic()
+    links.set((phone,))
+    seen = endpoints(links, phone)
+    for _ in told:
+        now_s += NEXT_S + 1.0
+        links.tick(now_s)
+        seen += endpoints(links, phone)
+    assert seen == [f"tcp://127.0.0.1:{port}".encode() for port in (47602, 47612, 47622, 47602)]
+    assert events.count(LinkReset(key=MEMBER_KEY, incoming=False)) == 3
+    assert MemberLost(MEMBER_KEY) in events  # however often it was looked for
+
+
+def test_a_notebook_that_tells_ever_new_addresses_keeps_no_other_ones_device_away(open_links):
+    links, events = open_links(Names())
+    now_s = time.monotonic()
+    for turn in range(20):
+        links.set(
+            (
+                PeerDevice(
+                    name="phone",
+                    key=MEMBER_KEY,
+                    address=f"127.0.0.1:{40000 + turn}",
+                    others=("127.0.0.1:47600",),
+                ),
+            )
+        )
+        links.tick(now_s + 0.1 * turn)
+    assert links.get(MEMBER_KEY).address == "127.0.0.1:47600"
+    assert MemberLost(MEMBER_KEY) not in events
+
+
+def test_a_device_that_ever_moves_is_given_up_all_the_same(open_links):
+    links, events = open_links(Names())
+    now_s = time.monotonic()
+    for turn in range(20):
+        place = f"127.0.0.1:{40000 + turn}"
+        links.set((PeerDevice(name="phone", key=MEMBER_KEY, address=place),))
+        links.tick(now_s + 0.1 * turn * LOST_S)
+    assert MemberLost(MEMBER_KEY) in events
 
 
 def test_rosters_that_follow_each_other_fast_open_a_bounded_number_of_sockets(open_links):
