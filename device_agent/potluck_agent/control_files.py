@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import read_private, write_private
+from potluck_agent.keys import read_private, unfinished, write_private
 from potluck_wire.process_identity import identity
 
 RUNNING = "agent.json"
@@ -69,7 +69,8 @@ class DirectoryClaim:
 
 def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
     """Say that this process is the agent of this state directory. What was asked of one that was
-    killed before it looked is not asked of this one: no window is open that nobody knows of.
+    killed before it looked is not asked of this one: no window is open that nobody knows of. What
+    killed processes have left half written goes.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
     """
     refuse_second(state)
     lock = _locked(state)
-    _remove(state, *ASKED)
+    _remove(state, *ASKED, *(part.name for part in unfinished(state)))
     pid = os.getpid()
     write_private(state / RUNNING, {**facts, "pid": pid, "identity": identity(pid)})
     return DirectoryClaim(state, lock)

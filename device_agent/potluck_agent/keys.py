@@ -19,10 +19,12 @@ from potluck_wire.file_lock import alone
 from potluck_wire.file_reading import is_there, read_file
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
+from potluck_wire.process_identity import identity as identity_of
 
 IDENTITY = "identity.json"
 PEERS = "peers.json"
 PEERS_LOCK = "peers.lock"
+PART = ".part"  # behind the name of a file that is being written, and the number of its process
 # and a fingerprint: whoever it is was forgotten while there was no room for a list without him. The
 # file is empty, for which a full disk has room.
 FORGOTTEN = "forgotten-"
@@ -248,7 +250,7 @@ def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> No
     """
     import json
 
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(document, file, indent=1)
@@ -261,3 +263,13 @@ def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> No
     except OSError as error:
         part.unlink(missing_ok=True)
         raise AgentError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def unfinished(state: Path) -> list[Path]:
+    """What processes that are no more have begun to write into this directory, and not ended."""
+    return [
+        part
+        for part in state.glob(f"*.*{PART}")
+        if (number := part.name.removesuffix(PART).rpartition(".")[2]).isdecimal()
+        and not identity_of(int(number))
+    ]

@@ -3,10 +3,13 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
 import zmq
+from tests.timeouts import TIMEOUT_S
 
 from potluck_agent import control_files, keys, lease_file
 from potluck_agent.cli import arguments, options
@@ -216,6 +219,18 @@ def test_what_was_asked_of_an_agent_that_was_killed_is_asked_of_no_other(tmp_pat
     control_files.ask_window(tmp_path, "87654321", window_s, "asker")
     assert control_files.requested_window(tmp_path) == ("87654321", window_s)
     claim.release()
+
+
+def test_what_killed_processes_left_half_written_goes_with_the_next_start(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(TIMEOUT_S)
+    left = [tmp_path / f"{name}.{gone.pid}.part" for name in (keys.PEERS, keys.IDENTITY)]
+    stays = [tmp_path / name for name in (f"{keys.PEERS}.{os.getpid()}.part", "mine.part", "a.b")]
+    for path in (*left, *stays):
+        path.touch()
+    control_files.claim(tmp_path, {"port": 5}).release()
+    assert [path.exists() for path in left] == [False] * len(left)
+    assert [path.exists() for path in stays] == [True] * len(stays)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
