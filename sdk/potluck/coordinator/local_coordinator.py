@@ -4,6 +4,7 @@ when it is needed, and which goes on without it.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from potluck.coordinator.job import OWN_FILES
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.sessions.connections import Keys
+from potluck.units import size
 from potluck_wire.file_reading import read_file
 
 FOLDER = "coordinator"
@@ -23,6 +25,7 @@ WHERE, LOG, LOCK = OWN_FILES
 START_S = 60.0  # torch alone may take seconds on a slow disk
 FIND_S = 2.0
 LOG_BYTES = 2000  # of it, in an error
+LEAST_FREE_BYTES = 64 * 1024  # its log and the place where it listens take less
 MAX_BYTES = 64 * 1024  # of where it listens
 
 
@@ -160,6 +163,16 @@ def find_or_start(state: Path, keys: Keys) -> Endpoint:
         child.kill()
     log_end = log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
     raise HomeError(
-        f"the coordinator on this computer does not start: {log_end or 'it says nothing'}.",
+        "the coordinator on this computer does not start: "
+        f"{log_end or _ended_silently(child.poll(), folder)}.",
         next_step=f"`potluck coordinate --state {state}` shows more.",
     )
+
+
+def _ended_silently(code: int | None, folder: Path) -> str:
+    """What is known of one that has left no word: on a full disk its log has no room for any."""
+    ended = f"it was not ready after {START_S:.0f} s" if code is None else f"exit code {code}"
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < LEAST_FREE_BYTES:
+        return f"{ended}, and the disk of {folder} is full ({size(free_bytes)} are left)"
+    return f"{ended}, and said nothing"
