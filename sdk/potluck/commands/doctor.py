@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.discover.reaching import connect
 from potluck_wire.addresses import VIRTUAL
 from potluck_wire.install_hints import install
 from potluck_wire.limits import PORT
@@ -340,12 +341,11 @@ def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) ->
     )
     for host, port in places:
         try:
-            with socket.create_connection((host, port), timeout=1.0):
+            with connect(host, port, 1.0):
                 return Checkup(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
-        except (OSError, UnicodeError) as error:  # the latter: of a name that no host can have
-            why = error.strerror if isinstance(error, OSError) else None
+        except OSError as error:
             reason, ports = (
-                f"{host}:{port} does not answer ({why or error})",
+                f"{host}:{port} does not answer ({error.strerror or error})",
                 f"ports {port} to {port + 3}",
             )
     remedy = f"Is its agent running, and does its firewall let {ports} through?"

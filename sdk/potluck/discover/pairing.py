@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from potluck.discover.keyring import Keyring, KnownDevice, controller_name
+from potluck.discover.reaching import connect
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.failures import clean, unreachable, unresolved
@@ -66,11 +67,9 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
     except ValueError as error:
         raise UserError(f"{error}.", device=label) from error
     try:
-        with socket.create_connection(
-            (address.host, address.port + PAIRING_OFFSET), CONNECT_S
-        ) as connection:
+        with connect(address.host, address.port + PAIRING_OFFSET, CONNECT_S) as connection:
             return _converse(connection, side, label)
-    except (OSError, UnicodeError) as error:  # the latter: of a name that no host can have
+    except OSError as error:
         raise _nobody(device, address, error) from error
     except WireError as error:
         raise ProtocolError(
@@ -107,16 +106,16 @@ def unreached(address: Address) -> DeviceGone | None:
     It says nothing of who that is.
     """
     try:
-        socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S).close()
-    except (socket.gaierror, UnicodeError):
+        connect(address.host, address.port + PAIRING_OFFSET, CONNECT_S).close()
+    except socket.gaierror:
         return unresolved(str(address), address.host)
     except OSError:
         return unreachable(str(address), str(address))
     return None
 
 
-def _nobody(device: str, address: Address, error: OSError | UnicodeError) -> DeviceGone:
-    if isinstance(error, socket.gaierror | UnicodeError):
+def _nobody(device: str, address: Address, error: OSError) -> DeviceGone:
+    if isinstance(error, socket.gaierror):
         return unresolved(device, address.host)
     return DeviceGone(
         f"nobody pairs at {address} ({error.strerror or error}).",
