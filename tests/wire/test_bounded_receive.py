@@ -147,7 +147,8 @@ def test_an_account_of_an_older_system_says_nothing():
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 20)), max_size=50))
 def test_what_was_sent_is_held_until_the_other_side_has_it(steps):
-    untaken, sent_bytes, taken_bytes = Untaken(), 0, 0
+    untaken = Untaken()
+    sent_bytes, taken_bytes = 0, 0
     for nbytes, more_bytes in steps:
         frames = [Frame(nbytes, more=False)]
         untaken.sent(frames)

@@ -13,7 +13,7 @@ updates (inference: the slowest step), `air_s` the load of the busiest medium ov
 `energy_j` beyond idling.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -239,10 +239,7 @@ class SubsetSearch:
                         if label is not None:
                             found.setdefault(code, []).append(label)
                         continue
-                    for state, labels in behind[j].items():
-                        if self._fits(state, g):
-                            kept = found.setdefault(state + code, [])
-                            self._put_before(stage, i, j, g, state + code, labels, kept, limit)
+                    self._put_before(stage, i, j, g, behind[j], found, limit)
             behind[i] = self._pruned(found)
         return sorted(
             (label for labels in behind[0].values() for label in labels),
@@ -296,51 +293,53 @@ class SubsetSearch:
         i: int,
         j: int,
         g: int,
-        state: int,
-        labels: Sequence[ParetoLabel],
-        kept: list[ParetoLabel],
+        behind: Mapping[int, Sequence[ParetoLabel]],
+        found: dict[int, list[ParetoLabel]],
         limit: float,
     ) -> None:
-        """Add to `kept` what `stage` makes of each label behind it, where that may score below
+        """Add to `found` what `stage` makes of each label behind it, where that may score below
         `limit`.
         """
-        n = self.n_micro_batches
-        work = stage.forward_s + stage.backward_s
-        training = self.training
-        depth, before = min(stage.depth, n), -1
-        self._budget.count(len(labels), LABEL_S)
-        for rest in labels:
-            if rest.g != before:
-                before = rest.g
-                communication = self._communication.get((j, g, before))
-                if communication is None:
-                    communication = self._communication[j, g, before] = (
-                        self.stage_costs.communication(j, g, before)
+        n, training = self.n_micro_batches, self.training
+        work, depth = stage.forward_s + stage.backward_s, min(stage.depth, n)
+        for before, labels in behind.items():
+            if not self._fits(before, g):
+                continue
+            state = before + self.codes[g]
+            kept = found.setdefault(state, [])
+            self._budget.count(len(labels), LABEL_S)
+            for rest in labels:
+                forward, back, link, air, joules = self._communication_s(j, g, rest.g)
+                air_s = rest.air_s + air + stage.air_s
+                energy = rest.energy_j + joules + stage.energy_j
+                trip = work + forward + back + rest.trip_s
+                if training:
+                    # All M micro-batches through the stage; or one there and back around all that
+                    # is behind; or around the link; or, where memory keeps only `depth` on the way
+                    # at once, that many per round trip.
+                    span = max(
+                        stage.total_s,
+                        work + forward + back + rest.span_s,
+                        work + link,
+                        n * trip / depth,
                     )
-                forward, back, link, air, joules = communication
-            air_s, energy = rest.air_s + air + stage.air_s, rest.energy_j + joules + stage.energy_j
-            trip = work + forward + back + rest.trip_s
-            if training:
-                # All M micro-batches through the stage; or one there and back around all that is
-                # behind; or around the link; or, where memory keeps only `depth` on the way at
-                # once, that many per round trip.
-                span = max(
-                    stage.total_s,
-                    work + forward + back + rest.span_s,
-                    work + link,
-                    n * trip / depth,
-                )
-                done = max(span + stage.reduce_s, stage.forward_s + forward + rest.done_s)
-            else:
-                span, done = (
-                    work + forward + rest.span_s,
-                    max(stage.total_s / n, link / n, rest.done_s),
-                )
-            score = self._score(span, done, air_s, energy, i, j, g, state)
-            if score < limit:
-                kept.append(
-                    ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, stage.depth, rest)
-                )
+                    done = max(span + stage.reduce_s, stage.forward_s + forward + rest.done_s)
+                else:
+                    span = work + forward + rest.span_s
+                    done = max(stage.total_s / n, link / n, rest.done_s)
+                score = self._score(span, done, air_s, energy, i, j, g, state)
+                if score < limit:
+                    kept.append(
+                        ParetoLabel(
+                            score, span, done, air_s, energy, trip, i, j, g, stage.depth, rest
+                        )
+                    )
+
+    def _communication_s(self, j: int, g: int, h: int) -> CommunicationCost:
+        found = self._communication.get((j, g, h))
+        if found is None:
+            found = self._communication[j, g, h] = self.stage_costs.communication(j, g, h)
+        return found
 
     def _pruned(self, found: dict[int, list[ParetoLabel]]) -> dict[int, list[ParetoLabel]]:
         """Per state the labels that no other beats in everything, at most `keep`.
@@ -397,7 +396,10 @@ class SubsetSearch:
         """What the stages from cut i on score when the layers before go as fast as they can on what
         is free.
         """
-        front, n = self._filling_s(i, state), self.n_micro_batches
+        front, n = self.front_s[i], self.n_micro_batches
+        floor_s = self._front_floor_s(i, state) if i else 0.0
+        if i and self._shares:
+            front = min(front, floor_s / n)
         if self.training:
             latency = max(done + self.fill * front / 3, span + self.fill * front, air)
         elif self.streaming:
@@ -405,7 +407,7 @@ class SubsetSearch:
         else:
             latency = max(span + self.fill * front + (n - 1) * done, air)
         if i:
-            latency = max(latency, self._front_floor_s(i, state))
+            latency = max(latency, floor_s)
         else:
             feed, lag = self._fed_s(j, g)
             latency = max(latency + (0.0 if self.streaming else lag), n * feed)
@@ -423,14 +425,6 @@ class SubsetSearch:
             lag = self.stage_costs.feed_lag_s(j, g) if feed else 0.0
             found = self._feeds[j, g] = feed, lag
         return found
-
-    def _filling_s(self, i: int, state: int) -> float:
-        """What a micro-batch takes through the layers in front of cut i at the least: on the
-        fastest devices, or shared by all that are free.
-        """
-        if not i or not self._shares:
-            return self.front_s[i]
-        return min(self.front_s[i], self._front_floor_s(i, state) / self.n_micro_batches)
 
     def _front_floor_s(self, i: int, state: int) -> float:
         """About the least time for the layers in front of cut i on the devices that are free."""

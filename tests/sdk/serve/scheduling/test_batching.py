@@ -272,7 +272,8 @@ def test_goodput_stays_in_overload_though_batches_take_longer_than_expected(seed
 def overload(queue, per_s, limit_s, longer, rng):
     """Requests per second that are in time; who cannot be is refused as they come."""
     lasts_s = 40 * queue.batch_s[-1]
-    coming, number, at_s = [], 0, 0.0
+    coming, number = [], 0
+    at_s = 0.0
     while (at_s := at_s + rng.expovariate(per_s)) < lasts_s:
         heappush(coming, (at_s, number, None))
         number += 1

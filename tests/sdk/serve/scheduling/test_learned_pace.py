@@ -14,7 +14,8 @@ def test_nearly_all_keep_what_is_safe_and_half_of_them_the_mean(seed):
     rng = Random(seed)
     base, spread = rng.uniform(1, 3), rng.uniform(0.01, 0.5)
     pace = LearnedPace()
-    within_mean, within_safe, n_looks = 0, 0, 2000
+    within_mean, within_safe = 0, 0
+    n_looks = 2000
     for number in range(n_looks + 50):
         took = base + rng.uniform(0, spread)
         if number >= 50:
