@@ -65,14 +65,14 @@ class Served:
         return self.inflow.check(MOST_BYTES, lambda socket: not socket.poll(0))
 
     def until_cut(self) -> None:
-        """Watch and check until a connection is gone, before ZeroMQ itself would read no more (1000
-        messages), so that without the cut this ends.
-        """
+        """Watch and check until a connection is gone."""
         kinds: set[int] = set()
-        while zmq.EVENT_DISCONNECTED not in kinds:
+        for _ in range(int(TIMEOUT_S / 0.01)):
             kinds.update(self.watch(0.01))
             self.check()
-            assert self.inflow.unread_bytes < 900 * MIB
+            if zmq.EVENT_DISCONNECTED in kinds:
+                return
+        pytest.fail("no connection was cut")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay(s
 
 def test_whole_messages_that_nobody_reads_count_too(served):
     foe = served.client()
-    for _ in range(2048):
+    for _ in range(512):  # of 1000 ZeroMQ would read no more, nor see that it was cut
         foe.send(PART)
     served.until_cut()
 
