@@ -1,12 +1,13 @@
 """Batches on their way, and the pools of loaded models that they go to."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from potluck.serve.runtime.device_turns import Backlog
 from potluck.serve.runtime.loaded_model import Loaded
 from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
+from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 
@@ -35,11 +36,6 @@ class Batch:
         """Seconds of so many rows, with nothing beside them."""
         return self.times.at(min(n_rows, self.times.largest)) if self.times else 0.0
 
-    @property
-    def seconds(self) -> float:
-        """That its calls are expected to take."""
-        return self.backlog.pace * sum(self.alone_s(len(rows)) for rows in self.calls)
-
     def call_ended(self, n_rows: int, now_s: float) -> None:
         """Its call of so many rows has ended.
 
@@ -65,24 +61,17 @@ class Batch:
         return self.took_s or now_s - self.begun_s
 
     def too_late(self, rows: Sequence[RequestRow], now_s: float) -> list[RequestRow]:
-        """Of rows whose turn it is, those that cannot be in time any more: without them the others
-        are. An idle device is given one all the same, since it may do better than was learned.
+        """Of the rows of its next call, those that the calls before have made too late.
 
         Parameters
         ----------
         rows
-            Of one call.
+            Of the call.
         now_s
             The time.
         """
-        start_s, pace = self.backlog.until_s(now_s), self.backlog.pace
-        left = sorted(rows, key=lambda row: -row.pending.deadline_s)
-        late = []
-        while len(left) > self.backlog.is_empty:
-            if start_s + pace * self.alone_s(len(left)) <= left[-1].pending.deadline_s:
-                break
-            late.append(left.pop())
-        return late
+        end_s = now_s + self.alone_s(len(rows))
+        return [row for row in rows if self.took_s and row.pending.deadline_s < end_s]
 
     def computed(
         self, devices: tuple[str, ...], rows: Collection[RequestRow], now_s: float
@@ -108,6 +97,55 @@ class LoadedPool:
     pool: Pool
     loaded: tuple[Loaded, ...]
 
+    @property
+    def n_at_once(self) -> int:
+        """Batches of it that a device may have, or devices that share its layers."""
+        return -(-self.pool.n_replicas // len(self.loaded))
+
+    def n_sharing(self, begins: Loaded, n_under_way: Callable[[str], int]) -> int:
+        """Of what waits, so many batches begin now that one does: of devices that are idle.
+
+        Parameters
+        ----------
+        begins
+            Where.
+        n_under_way
+            Batches on a device, of all services.
+        """
+        if len(begins.devices) > 1:
+            return self.n_at_once - begins.n_under_way
+        idle = [each for each in self.loaded if not n_under_way(each.devices[0])]
+        return len(idle) if begins in idle else 1
+
+
+Begins = tuple[Loaded, WaitingBatch]  # where, and what was offered there
+
+
+def offers(
+    pools: Mapping[PoolKey, LoadedPool],
+    has_room: Callable[[str], bool],
+    waiting: Callable[[PoolKey], WaitingBatch | None],
+) -> Iterator[tuple[PoolKey, Loaded, WaitingBatch]]:
+    """The batches that would be made up now, and where: each on one of several devices.
+
+    Parameters
+    ----------
+    pools
+        All that are loaded.
+    has_room
+        Whether a device may be given one.
+    waiting
+        What a pool would compute next.
+    """
+    for key, held in pools.items():
+        places = [each for each in held.loaded if has_room(each.devices[0])]
+        if not places or (batch := waiting(key)) is None:
+            continue
+        for loaded in places:
+            is_next = loaded.n_under_way < held.n_at_once
+            if batch.may_begin if is_next else loaded.n_under_way:
+                yield key, loaded, batch if is_next else replace(batch, may_begin=False)
+
 
 def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
     """These without what is lost, or leaves; as many batches at once as there are devices left for.
@@ -125,10 +163,10 @@ def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
 
 
 def least_busy(
-    pools: Iterable[LoadedPool], key: PoolKey, refused_by: Collection[str]
+    pools: Iterable[LoadedPool], key: PoolKey, turn_at: Loaded, rows: Iterable[RequestRow]
 ) -> Loaded | None:
-    """Where a batch goes: within its pool; where all of that have refused some of its rows, to
-    another one of the service.
+    """Where a batch goes: where its turn has come; where some of its rows were refused there, to
+    another one of its pool; where all of that have refused some, to another one of the service.
 
     Parameters
     ----------
@@ -136,13 +174,22 @@ def least_busy(
         All that are loaded.
     key
         Of the pool that the batch was started for.
-    refused_by
-        The devices that refused some of its rows.
+    turn_at
+        Where its turn has come.
+    rows
+        Of the batch.
     """
+    refused_by = {row.refused_by for row in rows}
     found = [
-        (each.devices[0] in refused_by, held.pool.key != key, each.n_under_way, each)
+        (
+            each.devices[0] in refused_by,
+            held.pool.key != key,
+            each is not turn_at,
+            each.n_under_way,
+            each,
+        )
         for held in pools
         for each in held.loaded
         if held.pool.allocation.service == key[0] and not each.is_lost
     ]
-    return min(found, key=lambda one: one[:3])[3] if found else None
+    return min(found, key=lambda one: one[:4])[4] if found else None

@@ -4,11 +4,12 @@ devices themselves, such as those that write texts.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from math import inf
+from dataclasses import dataclass
+from functools import partial
 
-from potluck.serve.scheduling.fair_queueing import FairQueue
+from potluck.serve.scheduling.fair_queueing import FairQueue, WaitingBatch
 from potluck.serve.scheduling.learned_pace import LearnedPace
 
 LOOK_S = 1.0  # how often who waits looks whether all has ended
@@ -82,55 +83,90 @@ class Backlog:
         return took_s
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who would have the next one on a device, and what is called under the lock when it comes."""
+
+    batch: WaitingBatch
+    begin: Callable[[], None]
+
+
 class DeviceTurns:
-    """The queue of each device.
+    """The turns on each device.
 
     Parameters
     ----------
     clock
         Seconds, monotonic.
     guarded
-        The lock under which all of it is called, and what begins computing.
+        The lock under which all of it is called; whoever leaves it gives the turns that are due.
     """
 
     def __init__(
         self, clock: Callable[[], float], guarded: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._clock, self._guarded = clock, guarded
-        self._queues: dict[str, FairQueue[Callable[[], None]]] = {}
         self.backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
+        self._queues: defaultdict[str, FairQueue] = defaultdict(FairQueue)
+        # of services that ask devices themselves
+        self._waiting: defaultdict[str, dict[threading.Event, WaitingBatch]] = defaultdict(dict)
         self._closed = False
 
-    def offer(
-        self,
-        device: str,
-        service: str,
-        begin: Callable[[], None],
-        priority: int = 0,
-        seconds: float = inf,
-        *,
-        is_followed: bool = False,
-    ) -> None:
-        """Call `begin` under the lock when it is the turn of this service there. Under the lock.
+    def give(self, offered: Mapping[str, Sequence[Turn]]) -> bool:
+        """Give one turn; whether there was one to give. Under the lock.
+
+        Parameters
+        ----------
+        offered
+            By device, what waits besides those that ask devices themselves.
+        """
+        devices = dict.fromkeys([*offered, *self._waiting])
+        for device in sorted(devices, key=self.n_under_way):
+            turns = [*offered.get(device, ()), *self._asking(device)]
+            start_s = self.backlogs[device].until_s(self._clock())
+            chosen = self._queues[device].next([each.batch for each in turns], start_s)
+            if chosen is not None:
+                next(each for each in turns if each.batch is chosen).begin()
+                return True
+        return False
+
+    def _asking(self, device: str) -> Iterator[Turn]:
+        for came, batch in self._waiting[device].items():
+            yield Turn(batch, partial(self._came, device, came))
+
+    def has_room(self, device: str) -> bool:
+        """Whether one more may be there. Under the lock.
 
         Parameters
         ----------
         device
             That computes.
-        service
-            For whom.
-        begin
-            Must not wait; `leave` follows.
-        priority
-            Larger goes first.
-        seconds, is_followed
-            As of `FairQueue.offer`.
         """
-        queue = self._queues.setdefault(device, FairQueue())
-        queue.offer(service, begin, priority, seconds, is_followed=is_followed)
-        self._pump(device)
+        return self._queues[device].has_room
 
-    def leave(self, device: str, service: str, seconds: float) -> None:
+    def n_under_way(self, device: str) -> int:
+        """Turns that have come there, and have not ended. Under the lock.
+
+        Parameters
+        ----------
+        device
+            That computes.
+        """
+        return self._queues[device].n_under_way
+
+    def begun(self, device: str, batch: WaitingBatch) -> None:
+        """A turn has begun; `left` follows. Under the lock.
+
+        Parameters
+        ----------
+        device
+            That computes.
+        batch
+            As it was offered.
+        """
+        self._queues[device].begun(batch)
+
+    def left(self, device: str, service: str, seconds: float) -> None:
         """A turn has ended. Under the lock.
 
         Parameters
@@ -143,12 +179,6 @@ class DeviceTurns:
             That the device computed for it.
         """
         self._queues[device].done(service, seconds)
-        self._pump(device)
-
-    def _pump(self, device: str) -> None:
-        queue = self._queues[device]
-        while (begin := queue.next()) is not None:
-            begin()
 
     @contextmanager
     def turn(self, service: str, devices: Collection[str], priority: int = 0) -> Iterator[None]:
@@ -163,19 +193,30 @@ class DeviceTurns:
         priority
             Larger goes first.
         """
+        batch = WaitingBatch(service=service, priority=priority)
         with ExitStack() as begun:
             for device in sorted(set(devices)):  # in one order: nobody waits for one who waits
-                came = threading.Event()
-                with self._guarded():
-                    self.offer(device, service, came.set, priority)
-                while not came.wait(LOOK_S) and not self._closed:
-                    pass
-                begun.callback(self._left, device, service, self._clock())
+                begun.enter_context(self._turn_on(device, batch))
             yield
 
-    def _left(self, device: str, service: str, since_s: float) -> None:
+    @contextmanager
+    def _turn_on(self, device: str, batch: WaitingBatch) -> Iterator[None]:
+        came = threading.Event()
         with self._guarded():
-            self.leave(device, service, self._clock() - since_s)
+            self._waiting[device][came] = batch
+        while not came.wait(LOOK_S) and not self._closed:
+            pass
+        since_s = self._clock()
+        try:
+            yield
+        finally:
+            with self._guarded():
+                if self._waiting[device].pop(came, None) is None:  # else it never came
+                    self.left(device, batch.service, self._clock() - since_s)
+
+    def _came(self, device: str, came: threading.Event) -> None:
+        self.begun(device, self._waiting[device].pop(came))
+        came.set()
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
 from potluck.serve.runtime.alarm import Alarm
-from potluck.serve.runtime.batches import Batch, LoadedPool, least_busy, pools_alive
-from potluck.serve.runtime.device_turns import DeviceTurns
+from potluck.serve.runtime.batches import Batch, Begins, LoadedPool, least_busy, offers, pools_alive
+from potluck.serve.runtime.device_turns import DeviceTurns, Turn
 from potluck.serve.runtime.homeless_requests import HomelessRequests
 from potluck.serve.runtime.loaded_model import Compute, Computing, Loaded
 from potluck.serve.runtime.pending_requests import (
@@ -47,8 +47,10 @@ from potluck.serve.scheduling.events import (
     RequestArrived,
     StreamEnded,
     Tick,
+    TurnCame,
     WakeAt,
 )
+from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.known_servers import NoView
 from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
@@ -97,7 +99,8 @@ class Dispatch:
         self.records: dict[str, Record] = {}
         self.counts: dict[str, Counts] = {}
         self.lost = threading.Event()  # a device went
-        self._node = ServerNode("home", self.records, NoView(), Random(seed), policy)
+        rng = Random(seed)
+        self._node = ServerNode("home", self.records, NoView(), rng, policy, by_turns=True)
         self._lock = threading.RLock()
         self.turns = DeviceTurns(clock, self._turn)
         self._held: dict[PoolKey, LoadedPool] = {}
@@ -109,7 +112,7 @@ class Dispatch:
         self._numbers = count(1)
         self._depth = 0
         self._is_going_on = False
-        self._events: deque[Event] = deque()
+        self._events: deque[tuple[Event, Begins | None]] = deque()
         self._settled: list[Callable[[], None]] = []
         self._closed = False
         self._alarm = Alarm(clock, STATE_S, self._rung)
@@ -178,23 +181,17 @@ class Dispatch:
                 self._refuse(pending, TOO_MANY_ROWS, text)
                 return pending
             self._admit(name, stream)
+            priority, until_s = record.priority, now_s + limit_s
             for index in range(rows):
                 if pending.is_over:
-                    self._handle(Tick())  # for the rows before, that others need not follow
                     break
                 number = next(self._numbers)
                 self._rows[number] = RequestRow(pending, index)
                 pending.numbers.append(number)
                 request = Request(
-                    number,
-                    name,
-                    now_s,
-                    now_s + limit_s,
-                    priority=record.priority,
-                    stream=stream,
-                    frame=frame,
+                    number, name, now_s, until_s, priority=priority, stream=stream, frame=frame
                 )
-                self._handle(RequestArrived(request, is_followed=index + 1 < rows))
+                self._handle(RequestArrived(request))
         return pending
 
     def open(self, name: str, fps: float) -> tuple[int, float]:
@@ -284,12 +281,16 @@ class Dispatch:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """All that follows from what happens inside is done; then callers get their answers."""
+        """All that follows from what happens inside is done, and whoever has a turn begins; then
+        callers get their answers.
+        """
         settled: list[Callable[[], None]] = []
         with self._lock:
             self._depth += 1
             try:
                 yield
+                while self._depth == 1 and self.turns.give(self._offered()):
+                    pass
             finally:
                 self._depth -= 1
                 if not self._depth:
@@ -297,28 +298,30 @@ class Dispatch:
         for give in settled:
             give()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, begins: Begins | None = None) -> None:
         """Have an event handled, and then what its actions lead to: one after the other, never one
         within another.
         """
-        self._events.append(event)
+        self._events.append((event, begins))
         if self._is_going_on:
             return
         self._is_going_on = True
         try:
             while self._events:
-                for action in self._node.handle(self._events.popleft(), self.clock()):
-                    self._carry_out(action)
+                event, begins = self._events.popleft()
+                for action in self._node.handle(event, self.clock()):
+                    self._carry_out(action, begins)
         finally:
             self._is_going_on = False
 
     def _give(self, give: Callable[[], None]) -> None:
         self._settled.append(give)
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Action, begins: Begins | None) -> None:
         match action:
             case ComputeBatch():
-                self._start(action)
+                assert begins is not None  # only at its turn
+                self._start(action, *begins)
             case RefuseRequest(request, reason):
                 self._refused(request, reason)
             case Open(_, request, grant):
@@ -383,9 +386,23 @@ class Dispatch:
 
     # --- batches ----------------------------------------------------------------------------------
 
-    def _start(self, start: ComputeBatch) -> None:
+    def _offered(self) -> dict[str, list[Turn]]:
+        """By device, the batches that would be made up there now."""
+        found: dict[str, list[Turn]] = {}
+        waiting = partial(self._node.waiting, now_s=self.clock())
+        for key, loaded, batch in offers(self._held, self.turns.has_room, waiting):
+            turn = Turn(batch, partial(self._turn_came, key, loaded, batch))
+            found.setdefault(loaded.devices[0], []).append(turn)
+        return found
+
+    def _turn_came(self, key: PoolKey, loaded: Loaded, batch: WaitingBatch) -> None:
+        start_s = self.turns.backlogs[loaded.devices[0]].until_s(self.clock())
+        n_sharing = self._held[key].n_sharing(loaded, self.turns.n_under_way)
+        self._handle(TurnCame(key, start_s, n_sharing), (loaded, batch))
+
+    def _start(self, start: ComputeBatch, turn_at: Loaded, waiting: WaitingBatch) -> None:
         rows = [self._rows[r.id] for r in start.requests if r.id in self._rows]
-        loaded = least_busy(self._held.values(), start.pool, {row.refused_by for row in rows})
+        loaded = least_busy(self._held.values(), start.pool, turn_at, rows)
         if loaded is None:
             self._place_anew()
             for request in start.requests:
@@ -395,20 +412,14 @@ class Dispatch:
             self._handle(BatchDone(start.pool, start.replica))
             return
         calls = deque(calls_of(rows, loaded.batch))
-        device, name = loaded.devices[0], start.pool[0]
+        device = loaded.devices[0]
         backlog = self.turns.backlogs[device]
         batch = Batch(start.pool, start.replica, loaded, calls, backlog, rows=rows)
         if (held := self._held.get(start.pool)) is not None:
             batch.times = held.pool.allocation.variant.times[1]
-        loaded.n_under_way += 1
-        record = self.records.get(name)
-        priority = record.priority if record is not None else 0
-        begin = partial(self._begin, batch)
-        is_followed = self._node.n_waiting(start.pool) > 0
-        self.turns.offer(device, name, begin, priority, batch.seconds, is_followed=is_followed)
-
-    def _begin(self, batch: Batch) -> None:
         batch.begun_s = self.clock()
+        loaded.n_under_way += 1
+        self.turns.begun(device, waiting)
         self._call(batch)
 
     def _call(self, batch: Batch) -> None:
@@ -427,14 +438,11 @@ class Dispatch:
             batch.backlog.begun(batch, batch.alone_s(len(rows)), batch.called_s)
             in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
-        self._freed(batch)
-        done = BatchDone(batch.pool, batch.replica, batch.took_s, batch.expected_s)
-        self._handle(done)  # what follows may be more urgent
-        self._left(batch)
+        self._ended(batch)
+        self._handle(BatchDone(batch.pool, batch.replica, batch.took_s, batch.expected_s))
 
     def _in_time(self, batch: Batch, rows: list[RequestRow]) -> list[RequestRow]:
-        """Those that somebody waits for; who waited too long for a turn is refused."""
-        rows = [row for row in rows if not row.pending.is_over]
+        """Those that somebody waits for; who waited too long for the calls before is refused."""
         for row in batch.too_late(rows, self.clock()):
             self._refuse(row.pending, ServeRefusal.CANNOT_MEET.value)
         return [row for row in rows if not row.pending.is_over]
@@ -518,15 +526,9 @@ class Dispatch:
         self._put([*self._held.values()])  # without what is lost, or leaves
 
     def _ended(self, batch: Batch) -> None:
-        self._freed(batch)
-        self._left(batch)
-
-    def _freed(self, batch: Batch) -> None:
         batch.loaded.n_under_way -= 1
         self._let_go([batch.loaded])
-
-    def _left(self, batch: Batch) -> None:
-        self.turns.leave(batch.loaded.devices[0], batch.pool[0], batch.turn_s(self.clock()))
+        self.turns.left(batch.loaded.devices[0], batch.pool[0], batch.turn_s(self.clock()))
 
     # --- placement --------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ class ServingHome:
             `potluck.Latency(seconds)` for each request, or `potluck.Frequency(fps=30)` for streams
             of frames.
         priority
-            A service of a higher one goes first where devices are busy.
+            Where devices cannot do all, a service gets eight times as much of their time as one of
+            the next lower priority.
         max_queue
             Rows that may wait; more are refused at once.
         per_s
@@ -147,8 +148,8 @@ class ServingHome:
         token_s
             The most seconds that a token may take, for all rows at once; 0: no limit.
         priority
-            Larger goes first where devices compute for other services, too; of equals, who has had
-            the least of a device's time.
+            Where devices compute for other services, too, it gets eight times as much of their time
+            as one of the next lower priority.
         max_queue
             Texts that may wait.
 

@@ -14,18 +14,26 @@ from itertools import islice
 from math import inf
 
 from potluck.serve.scheduling.early_drop import ROUNDED_S, fitting, given_up, late
+from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.learned_pace import LearnedPace
 from potluck.serve.scheduling.records import Request
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued:
-    """A request that is to be computed here. Others of the same caller may come in the same moment:
-    where it `is_followed`, only a full batch starts before they are there.
-    """
+    """A request that is to be computed here."""
 
     request: Request
-    is_followed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTurn:
+    """A replica may start a batch, which begins at `start_s`. So many replicas, it among them, may
+    start one now: they share what waits.
+    """
+
+    start_s: float
+    n_sharing: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class WakeQueueAt:
     at_s: float
 
 
-Event = RequestQueued | ReplicaFree | QueueTick | Resized
+Event = RequestQueued | ReplicaTurn | ReplicaFree | QueueTick | Resized
 Action = StartBatch | GiveBack | WakeQueueAt
 
 TIMED_OUT = "timed out"
@@ -104,6 +112,9 @@ class Batcher:
         As `batch_s`, with nothing computed beside it; default: the same. A batch is made smaller
         for its most urgent request only where it would be too late even so: beside others that are
         idle just then it is done sooner, and smaller batches serve less.
+    by_turns
+        Whether others compute there, too: a batch is made up when `ReplicaTurn`, else as soon as a
+        replica is idle.
     """
 
     def __init__(
@@ -116,6 +127,7 @@ class Batcher:
         early_drop: bool = True,
         busy: Iterable[int] = (),
         alone_s: Sequence[float] = (),
+        by_turns: bool = False,
     ) -> None:
         self.batch_s = tuple(batch_s)
         self.largest = len(self.batch_s) - 1
@@ -124,6 +136,7 @@ class Batcher:
         self.wait_frac = wait_frac
         self.early_drop = early_drop
         self.alone_s = tuple(alone_s) or self.batch_s
+        self.by_turns = by_turns
         self._pace = LearnedPace()
         # of each replica that computes, when it is expected to be idle
         self._until_s = dict.fromkeys(busy, 0.0)
@@ -141,6 +154,27 @@ class Batcher:
     def n_running(self) -> int:
         """Replicas that compute."""
         return len(self._until_s)
+
+    def waiting(self, now_s: float) -> WaitingBatch | None:
+        """What it would compute next, were it its turn; None: nothing, as yet.
+
+        Parameters
+        ----------
+        now_s
+            The time.
+        """
+        if not self._queue or self._latest_start_s(now_s) > now_s + ROUNDED_S:
+            return None
+        first, n_rows = self._queue[0][3], min(self.largest, len(self._queue))
+        full_s = self._pace.safe * self.alone_s[self.largest] * first.work
+        return WaitingBatch(
+            service=first.service,
+            priority=first.priority,
+            seconds=self._pace.mean * self.alone_s[n_rows],
+            latest_s=first.deadline_s - full_s,
+            is_full=n_rows == self.largest,
+            may_begin=bool(self._idle()),
+        )
 
     def queue_s(self, now_s: float) -> float:
         """Expected seconds until a request that came now would start."""
@@ -183,21 +217,24 @@ class Batcher:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case RequestQueued(request, is_followed):
+            case RequestQueued(request):
                 if len(self._queue) >= self.max_queue:
                     return [GiveBack(request, QUEUE_FULL)]
                 self._push(request)
-                if is_followed and len(self._queue) < self.largest:
-                    return []
             case ReplicaFree(replica, took_s, expected_s):
                 self._until_s.pop(replica, None)
                 of_full = min(1.0, expected_s / self.alone_s[self.largest])
                 self._pace.learn(took_s, expected_s, of_full)
             case Resized(n_replicas):
                 self.n_replicas = n_replicas  # one beyond goes on, and starts nothing more
-            case QueueTick():
+            case QueueTick() | ReplicaTurn():
                 pass
-        self._start(now_s, actions)
+        if self.early_drop:  # who can no longer be met hears it now, not when a replica is idle
+            self._give_back(late(self._in_order(), now_s, self.batch_s[1], 1), now_s, actions)
+        if isinstance(event, ReplicaTurn):
+            self._start(max(now_s, event.start_s), event.n_sharing, actions)
+        else:
+            self._start_ready(now_s, actions)
         return actions
 
     def take_all(self) -> list[Request]:
@@ -218,31 +255,36 @@ class Batcher:
             self._queue = [entry for entry in self._queue if entry[3].id not in left]
             self._queued_work = sum(each.work for each in self._in_order())
 
-    def _start(self, now_s: float, actions: list[Action]) -> None:
-        """Start batches while there are requests and idle replicas."""
-        if self.early_drop:  # who can no longer be met hears it now, not when a replica is idle
-            self._give_back(late(self._in_order(), now_s, self.batch_s[1], 1), now_s, actions)
+    def _start_ready(self, now_s: float, actions: list[Action]) -> None:
+        """Start batches while there are requests and idle replicas; by turns, only wake up."""
         while self._queue and (idle := self._idle()):
             start_s = self._latest_start_s(now_s)
             if start_s > now_s + ROUNDED_S:
                 actions.append(WakeQueueAt(start_s))
                 return
-            batch = self._batch(now_s, self._share(len(idle)), actions)
-            if batch:
-                work, replica = max(request.work for request in batch), idle[0]
-                seconds = self.batch_s[len(batch)] * work
-                self._until_s[replica] = now_s + self._pace.mean * seconds
-                actions.append(StartBatch(replica, tuple(batch), seconds))
+            if self.by_turns:
+                return
+            self._start(now_s, len(idle), actions)
+
+    def _start(self, start_s: float, n_sharing: int, actions: list[Action]) -> None:
+        """Start one batch, which begins then, if anybody can still be met so."""
+        if not (idle := self._idle()):
+            return
+        if batch := self._batch(start_s, self._share(n_sharing), actions):
+            work, replica = max(request.work for request in batch), idle[0]
+            seconds = (self.alone_s if self.by_turns else self.batch_s)[len(batch)] * work
+            self._until_s[replica] = start_s + self._pace.mean * seconds
+            actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> list[int]:
         return [replica for replica in range(self.n_replicas) if replica not in self._until_s]
 
-    def _share(self, n_idle: int) -> int:
+    def _share(self, n_sharing: int) -> int:
         """Of a batch that starts now, the most: what waits, or its part of it where idle replicas
         that share it are done sooner.
         """
         whole = min(self.largest, len(self._queue))
-        part = min(self.largest, -(-len(self._queue) // n_idle))
+        part = min(self.largest, -(-len(self._queue) // n_sharing))
         return part if self.batch_s[part] < self.batch_s[whole] else whole
 
     def _latest_start_s(self, now_s: float) -> float:

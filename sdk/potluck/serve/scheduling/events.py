@@ -12,12 +12,20 @@ from potluck_wire.request_handler import ServeRefusal
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server. It
-    `is_followed` by other rows of the same caller, which are best computed with it.
-    """
+    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server."""
 
     request: Request
-    is_followed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCame:
+    """A batch of this pool may be computed, from `start_s` on; so many of its replicas, one after
+    the other, are told so now.
+    """
+
+    pool: PoolKey
+    start_s: float
+    n_sharing: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,15 @@ class Tick:
 
 
 Event = (
-    RequestArrived | BatchDone | BatchFailed | StreamEnded | Settled | ServerGone | Placed | Tick
+    RequestArrived
+    | TurnCame
+    | BatchDone
+    | BatchFailed
+    | StreamEnded
+    | Settled
+    | ServerGone
+    | Placed
+    | Tick
 )
 
 

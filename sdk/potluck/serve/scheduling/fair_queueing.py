@@ -1,53 +1,67 @@
 """Whose batch a device computes next, where several services share it. Pure.
 
 The worker of an agent computes what it was given in order. So few batches are with it at a time,
-and the others wait here: the more urgent first (`priority`), then the service that has had the
-least of the device's time (start-time fair queueing; Goyal et al., SIGCOMM 1996). While a batch of
-a more urgent service is there, none of a less urgent one follows it: it would keep the next of that
-service waiting.
+and what waits stays in the queues of its services, where each batch is made up at its turn.
+
+The turn goes to the service that has had the least of the device's time (start-time fair queueing;
+Goyal et al., SIGCOMM 1996); the time of a more urgent one counts for less (`priority`). But small
+batches serve little in the time that they take. So whoever can wait for a fuller one lets those
+go first who cannot: theirs is full, or after all others it would be too late for them. Below what
+the device can do, nobody takes it whole with batches of one; above, all batches are full.
 
 Two batches are there at once, so that the device never waits; but a service whose batch is computed
-cannot have the next one waiting yet. Where it has had less of the device than another one, that one
+cannot have the next one there yet. Where it has had less of the device than another one, that one
 does not take its place: short batches would alternate with long ones, for a small part of the time.
 """
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import Generic, TypeVar
 
-T = TypeVar("T")
 AT_ONCE = 2  # one is computed, one is on its way there or back
+MORE = 8.0  # times the time of one of the next lower priority, where both want all of it
+MOST = 99  # priorities beyond it are as this one
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn(Generic[T]):
-    """A batch, and what its service said of it, see `FairQueue.offer`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingBatch:
+    """What a service would compute next on a device. `seconds`: that it takes. `latest_s`: until
+    when a full one could begin instead; None: it gains nothing by waiting. `may_begin`: False
+    where this must wait for one of the service that is on the device.
+    """
 
-    batch: T
-    priority: int
-    seconds: float
-    is_followed: bool
+    service: str
+    priority: int = 0
+    seconds: float = 0.0
+    latest_s: float | None = None
+    is_full: bool = False
+    may_begin: bool = True
+
+    def can_wait(self, start_s: float) -> bool:
+        """Whether it may begin so late, and would be fuller."""
+        return self.latest_s is not None and not self.is_full and start_s <= self.latest_s
 
 
-class FairQueue(Generic[T]):
-    """The batches for one device.
+class FairQueue:
+    """The turns on one device.
 
-    >>> queue = FairQueue[str](at_once=1)
-    >>> queue.offer("birds", "b1"), queue.offer("birds", "b2"), queue.offer("chat", "c1")
-    (None, None, None)
-    >>> queue.next(), queue.next()
-    ('b1', None)
+    >>> queue = FairQueue(at_once=1)
+    >>> birds, chat = WaitingBatch(service="birds"), WaitingBatch(service="chat")
+    >>> queue.next([birds, chat], 0.0).service
+    'birds'
+    >>> queue.begun(birds)
+    >>> queue.next([birds, chat], 0.0)
     >>> queue.done("birds", 0.5)
-    >>> queue.next()
-    'c1'
+    >>> queue.next([birds, chat], 0.5).service
+    'chat'
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self.at_once = at_once
-        self._under_way: dict[str, deque[_Turn[T]]] = {}
-        self._waiting: dict[str, deque[_Turn[T]]] = {}
-        self._used_s: dict[str, float] = {}  # virtual: of who comes back, no less than the others'
+        self._under_way: dict[str, deque[WaitingBatch]] = {}
+        self._used_s: dict[str, float] = {}  # by priority; of who comes back, as the others' least
+        self._least_s = 0.0
+        self._present: set[str] = set()
 
     @property
     def n_under_way(self) -> int:
@@ -55,72 +69,94 @@ class FairQueue(Generic[T]):
         return sum(map(len, self._under_way.values()))
 
     @property
-    def n(self) -> int:
-        """Batches that wait or are under way."""
-        return self.n_under_way + sum(map(len, self._waiting.values()))
+    def has_room(self) -> bool:
+        """Whether one more may be there."""
+        return self.n_under_way < self.at_once
 
-    def offer(
-        self,
-        service: str,
-        batch: T,
-        priority: int = 0,
-        seconds: float = inf,
-        *,
-        is_followed: bool = False,
-    ) -> None:
-        """This batch is to be computed here.
+    def next(self, waiting: Sequence[WaitingBatch], start_s: float) -> WaitingBatch | None:
+        """Whose turn it is; None: nobody's, enough is there, or the place is kept.
+
+        Parameters
+        ----------
+        waiting
+            All that would be computed here next.
+        start_s
+            When the next one would begin.
+        """
+        if not waiting or not self.has_room:
+            return None
+        self._note_present(each.service for each in waiting)
+        all_s = sum(each.seconds for each in waiting)
+        must_go = [each for each in waiting if not each.can_wait(start_s + all_s - each.seconds)]
+        are_late = any(each.latest_s is not None for each in must_go)
+        ready = must_go if are_late else waiting
+        chosen = min(ready, key=lambda each: (self._after_s(each), -each.priority))
+        if not chosen.may_begin or self._is_kept_from(chosen):
+            return None
+        # it owes nothing to those who let it go first
+        let_go = [self._used_s[each.service] for each in waiting if each not in ready]
+        self._used_s[chosen.service] = min([self._used_s[chosen.service], *let_go])
+        return chosen
+
+    def _is_kept_from(self, batch: WaitingBatch) -> bool:
+        """Whether the place is for the next batch of a more urgent service that is here: what it
+        will have to compute is not all there yet.
+        """
+        return any(
+            under_way[-1].priority > batch.priority
+            and self._used_s[name] + _counted_s(under_way[-1], under_way[-1].seconds)
+            <= self._used_s[batch.service]
+            for name, under_way in self._under_way.items()
+        )
+
+    def _note_present(self, waiting: Iterable[str]) -> None:
+        """Who was away has saved nothing."""
+        present = {*waiting, *self._under_way}
+        stayed = [self._used_s[name] for name in present & self._present]
+        self._least_s = max([self._least_s, *([min(stayed)] if stayed else [])])
+        for name in present - self._present:
+            self._used_s[name] = max(self._used_s.get(name, 0.0), self._least_s)
+        self._present = present
+
+    def _after_s(self, batch: WaitingBatch) -> float:
+        """The less, the sooner. One that has to wait counts as begun: else each short batch would
+        keep the device waiting for the next one.
+        """
+        used_s = self._used_s[batch.service]
+        return used_s if batch.may_begin else used_s + _counted_s(batch, batch.seconds)
+
+    def begun(self, batch: WaitingBatch) -> None:
+        """This one is computed.
+
+        Parameters
+        ----------
+        batch
+            As `next` gave it, or one that takes its turn elsewhere.
+        """
+        self._under_way.setdefault(batch.service, deque()).append(batch)
+        self._count(batch, batch.seconds)
+
+    def done(self, service: str, seconds: float) -> None:
+        """The first batch of this service that is here has ended, after so long.
 
         Parameters
         ----------
         service
-            Whose batch it is.
-        batch
-            What is computed.
-        priority
-            Larger goes first.
+            Whose.
         seconds
-            That it computes.
-        is_followed
-            Whether its service will have another one as soon as it ends.
+            That the device computed for it.
         """
-        queue = self._waiting.setdefault(service, deque())
-        if not queue and not self._under_way.get(service):
-            busy = [self._used_s[name] for name, waiting in self._waiting.items() if waiting]
-            least_s = min(busy, default=self._used_s.get(service, 0.0))
-            self._used_s[service] = max(self._used_s.get(service, 0.0), least_s)
-        queue.append(_Turn(batch, priority, seconds, is_followed))
+        under_way = self._under_way[service]
+        batch = under_way.popleft()
+        if not under_way:
+            del self._under_way[service]
+        self._count(batch, max(0.0, seconds) - batch.seconds)
 
-    def next(self) -> T | None:
-        """What is to go there now; None: nothing, or enough is there."""
-        ready = {name: queue[0] for name, queue in self._waiting.items() if queue}
-        if not ready or self.n_under_way >= self.at_once:
-            return None
-        chosen = min(ready, key=lambda name: (-ready[name].priority, self._used_s[name]))
-        if self._is_for_next(chosen, ready[chosen]):
-            return None
-        turn = self._waiting[chosen].popleft()
-        self._under_way.setdefault(chosen, deque()).append(turn)
-        return turn.batch
+    def _count(self, batch: WaitingBatch, seconds: float) -> None:
+        used_s = self._used_s.get(batch.service, self._least_s)
+        self._used_s[batch.service] = used_s + _counted_s(batch, seconds)
 
-    def _is_for_next(self, service: str, turn: _Turn[T]) -> bool:
-        """Whether the place of this batch is kept for what follows those that are under way."""
-        for name, under_way in self._under_way.items():
-            if under_way and under_way[-1].priority > turn.priority:
-                return True
-            if under_way and under_way[-1].priority == turn.priority and under_way[-1].is_followed:
-                used_s = self._used_s[name] + sum(each.seconds for each in under_way)
-                if not self._waiting.get(name) and used_s + turn.seconds < self._used_s[service]:
-                    return True
-        return False
 
-    def done(self, service: str, seconds: float) -> None:
-        """A batch of this service has ended, after so long."""
-        if under_way := self._under_way.get(service):  # else it was let go, and never began
-            under_way.popleft()
-        self._used_s[service] = self._used_s.get(service, 0.0) + max(0.0, seconds)
-
-    def take_all(self) -> list[T]:
-        """All that wait; the device is gone."""
-        waiting = [turn.batch for queue in self._waiting.values() for turn in queue]
-        self._waiting.clear()
-        return waiting
+def _counted_s(batch: WaitingBatch, seconds: float) -> float:
+    """What so many seconds of its service count for."""
+    return seconds / MORE ** max(-MOST, min(MOST, batch.priority))

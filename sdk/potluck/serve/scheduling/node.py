@@ -7,7 +7,7 @@ request leaves by exactly one of `ComputeBatch` followed by `BatchDone`, `HandOn
 `Settled`, and `RefuseRequest`; what was lost on the way is decided anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -29,8 +29,10 @@ from potluck.serve.scheduling.events import (
     Settled,
     StreamEnded,
     Tick,
+    TurnCame,
     WakeAt,
 )
+from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.frame_streams import StreamLedger
 from potluck.serve.scheduling.known_servers import View
 from potluck.serve.scheduling.records import Request, ServerState, ServiceSpec, ServiceState
@@ -76,12 +78,15 @@ _REASONS = {
 
 @dataclass(slots=True)
 class _Held:
-    """A pool with its queue, its streams and the batches that are computed."""
+    """A pool with its queue, its streams and the batches that are computed. `refuses`: whether it
+    had too much to do for a request within the service's limit, since its latest batch began.
+    """
 
     pool: Pool
     queue: Batcher
     ledger: StreamLedger | None
     running: dict[int, tuple[Request, ...]]
+    refuses: bool = False
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class ServerNode:
     reply_s
         By service, seconds until an answer is back from another server: for what is handed on,
         the deadline is that much earlier there.
+    by_turns
+        Whether its services take turns on what computes: each batch is made up when `TurnCame`.
     """
 
     def __init__(
@@ -126,6 +133,8 @@ class ServerNode:
         rng: Random,
         policy: Policy = OURS,
         reply_s: Mapping[str, float] | None = None,
+        *,
+        by_turns: bool = False,
     ) -> None:
         self.name = name
         self.services = services
@@ -133,6 +142,7 @@ class ServerNode:
         self.rng = rng
         self.policy = policy
         self.reply_s = reply_s or {}
+        self.by_turns = by_turns
         self._pools: dict[PoolKey, _Held] = {}
         self._of_service: dict[str, list[_Held]] = {}
         self._handed_on: dict[int, tuple[Request, str]] = {}
@@ -186,16 +196,29 @@ class ServerNode:
         held = self._of_service.get(service)
         return self._row(service, held, now_s) if held else None
 
-    def n_waiting(self, pool: PoolKey | None = None) -> int:
-        """Requests in all its queues, or in that of one pool.
+    def pools(self) -> tuple[PoolKey, ...]:
+        """All that it has, those that compute for the last time, too."""
+        return tuple(self._pools)
+
+    def waiting(self, pool: PoolKey, now_s: float) -> WaitingBatch | None:
+        """What a pool would compute next; None: nothing, as yet.
 
         Parameters
         ----------
         pool
-            Which; None: all.
+            Which.
+        now_s
+            The time.
         """
-        pools = [held for key, held in self._pools.items() if pool in (None, key)]
-        return sum(held.queue.n_queued for held in pools)
+        held = self._pools.get(pool)
+        batch = held.queue.waiting(now_s) if held is not None else None
+        if batch is not None and held is not None and held.refuses:
+            return replace(batch, is_full=True)  # by waiting it gains nothing
+        return batch
+
+    def n_waiting(self) -> int:
+        """Requests in all its queues."""
+        return sum(held.queue.n_queued for held in self._pools.values())
 
     def n_computing(self) -> int:
         """Requests in batches that are computed."""
@@ -207,8 +230,11 @@ class ServerNode:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case RequestArrived(request, is_followed):
-                self._arrived(request.through(self.name), now_s, actions, is_followed=is_followed)
+            case RequestArrived(request):
+                self._arrived(request.through(self.name), now_s, actions)
+            case TurnCame(pool, start_s, n_sharing):
+                if (held := self._pools.get(pool)) is not None:
+                    self._queue(held, batching.ReplicaTurn(start_s, n_sharing), now_s, actions)
             case BatchDone(pool, replica, took_s, expected_s):
                 free = batching.ReplicaFree(replica, took_s, expected_s)
                 self._ended(pool, free, now_s, actions)
@@ -226,29 +252,19 @@ class ServerNode:
             case Placed(pools):
                 self._placed(pools, now_s, actions)
             case Tick():
-                self._tick(self._pools.values(), now_s, actions)
+                for held in self._pools.values():
+                    self._queue(held, batching.QueueTick(), now_s, actions)
         return actions
 
-    def _tick(self, pools: Iterable[_Held], now_s: float, actions: list[Action]) -> None:
-        for held in pools:
-            self._queue(held, batching.QueueTick(), now_s, actions)
-
-    def _arrived(
-        self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool
-    ) -> None:
+    def _arrived(self, request: Request, now_s: float, actions: list[Action]) -> None:
         if request.service not in self.services:
             actions.append(RefuseRequest(request, ServeRefusal.UNKNOWN_SERVICE))
         elif request.stream is not None:
             self._frame(request, now_s, actions)
         else:
-            self._decide(request, now_s, actions, is_followed=is_followed)
-            pools = self._of_service.get(request.service, ())
-            if not is_followed and len(pools) > 1:  # rows of its caller may wait in the others
-                self._tick(pools, now_s, actions)
+            self._decide(request, now_s, actions)
 
-    def _decide(
-        self, request: Request, now_s: float, actions: list[Action], *, is_followed: bool = False
-    ) -> None:
+    def _decide(self, request: Request, now_s: float, actions: list[Action]) -> None:
         service = request.service
         decision = request_handler.decide(
             request,
@@ -264,8 +280,7 @@ class ServerNode:
                 self._open(request, way, fps, actions)
             case Serve(way, _):
                 held = self._best(service, way, request, now_s)
-                event = batching.RequestQueued(request, is_followed)
-                self._queue(held, event, now_s, actions)
+                self._queue(held, batching.RequestQueued(request), now_s, actions)
             case Offload(server, fps):
                 self._hand_on(request, server, fps, now_s, actions)
             case Refuse(reason):
@@ -275,7 +290,9 @@ class ServerNode:
         if request.fps:
             free = held.ledger.free_fps(request.fps) if held.ledger else 0.0
             return LocalOption(held.pool.way, inf, free)
-        return LocalOption(held.pool.way, held.queue.finish_s(now_s, request.work))
+        finish_s = held.queue.finish_s(now_s, request.work)
+        held.refuses |= finish_s > now_s + self.services[request.service].slo.tolerance_s
+        return LocalOption(held.pool.way, finish_s)
 
     def _best(self, service: str, way: Way, request: Request, now_s: float) -> _Held:
         pools = [held for held in self._of_service[service] if held.pool.way is way]
@@ -362,7 +379,7 @@ class ServerNode:
         for action in held.queue.handle(event, now_s):
             match action:
                 case batching.StartBatch(replica, requests, seconds):
-                    held.running[replica] = requests
+                    held.running[replica], held.refuses = requests, False
                     actions.append(ComputeBatch(held.pool.key, replica, requests, seconds))
                 case batching.GiveBack(request, reason):
                     actions.append(RefuseRequest(request, _REASONS[reason]))
@@ -442,6 +459,7 @@ class ServerNode:
                 0.0,
                 *(allocation.variant.times[1].at(n) for n in range(1, allocation.batch + 1)),
             ),
+            by_turns=self.by_turns,
         )
         ledger = None
         if allocation.category.is_frequency:

@@ -98,6 +98,8 @@ class ServingSimulation:
         If given, this one is used instead of the scheme's.
     """
 
+    by_turns = False  # of services, on what computes
+
     def __init__(
         self,
         scenario: Scenario,
@@ -167,7 +169,10 @@ class ServingSimulation:
 
     def _node(self, name: str) -> ServerNode:
         rng = Random(f"{self.scenario.seed}/{name}")
-        return ServerNode(name, self.services, NoView(), rng, self.scheme.policy(), self.back_s)
+        policy, by_turns = self.scheme.policy(), self.by_turns
+        return ServerNode(
+            name, self.services, NoView(), rng, policy, self.back_s, by_turns=by_turns
+        )
 
     def _groups(self) -> list[ExchangeGroup]:
         """Pools and views of all servers, group by group."""

@@ -7,9 +7,9 @@ whose turn it is `scheduling.fair_queueing` says, as on real devices. So this pr
 do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from potluck.serve.scheduling.events import ComputeBatch, RequestArrived, Settled
+from potluck.serve.scheduling.events import Action, ComputeBatch, RequestArrived, Settled, TurnCame
 from potluck.serve.scheduling.fair_queueing import FairQueue
 from potluck.serve.scheduling.placement import Placement
 from potluck.serve.scheduling.records import Request
@@ -29,6 +29,8 @@ class SerialServing(ServingSimulation):
         As of `ServingSimulation`; each server has one processor.
     """
 
+    by_turns = True
+
     def __init__(
         self,
         scenario: Scenario,
@@ -37,7 +39,7 @@ class SerialServing(ServingSimulation):
         placement: Placement | None = None,
     ) -> None:
         super().__init__(scenario, scheme, clock, placement)
-        self.turns = [FairQueue[ComputeBatch]() for _ in self.nodes]
+        self.turns = [FairQueue() for _ in self.nodes]
         self._begun_s: dict[int, float] = {}  # of batches that are with their processor
         self._free_s = [0.0] * len(self.nodes)
         self._n_ids = max((each.request.id for each in scenario.arrivals), default=0)
@@ -60,7 +62,6 @@ class SerialServing(ServingSimulation):
         now_s
             The time.
         """
-        self._free_s[index] = max(now_s, self._free_s[index]) + self.alone_s(start)
         self._at(self._free_s[index], DONE, index, start)
 
     def batch_done(self, index: int, start: ComputeBatch, now_s: float) -> None:
@@ -76,17 +77,33 @@ class SerialServing(ServingSimulation):
             The time.
         """
         self.turns[index].done(start.pool[0], now_s - self._begun_s.pop(id(start)))
+        if not self.turns[index].n_under_way:
+            self._free_s[index] = now_s
         super()._event(DONE, index, start, now_s)
-        self._pump(index, now_s)
 
     def _compute(self, index: int, start: ComputeBatch, now_s: float) -> None:
-        self.turns[index].offer(start.pool[0], start, self.services[start.pool[0]].priority)
-        self._pump(index, now_s)
+        self._begun_s[id(start)] = begun_s = max(now_s, self._free_s[index])
+        self._free_s[index] = begun_s + self.alone_s(start)
+        self.begin_batch(index, start, now_s)
 
-    def _pump(self, index: int, now_s: float) -> None:
-        while (start := self.turns[index].next()) is not None:
-            self._begun_s[id(start)] = now_s
-            self.begin_batch(index, start, now_s)
+    def _follow(self, index: int, actions: Sequence[Action], now_s: float) -> None:
+        super()._follow(index, actions, now_s)
+        while self._give_turn(index, now_s):
+            pass
+
+    def _give_turn(self, index: int, now_s: float) -> bool:
+        """Give one turn; whether there was one to give."""
+        node, start_s = self.nodes[index], max(now_s, self._free_s[index])
+        offered = {key: node.waiting(key, now_s) for key in node.pools()}
+        waiting = {key: batch for key, batch in offered.items() if batch is not None}
+        if (chosen := self.turns[index].next([*waiting.values()], start_s)) is None:
+            return False
+        pool = next(key for key, batch in waiting.items() if batch is chosen)
+        actions = node.handle(TurnCame(pool, start_s), now_s)
+        if any(isinstance(action, ComputeBatch) for action in actions):
+            self.turns[index].begun(chosen)
+        super()._follow(index, actions, now_s)
+        return True
 
     # --- streams
 

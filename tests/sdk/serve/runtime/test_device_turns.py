@@ -1,7 +1,9 @@
 """Services that ask devices themselves wait for their turn there, beside batches."""
 
 import threading
+from collections import defaultdict
 from random import Random
+from typing import ClassVar
 
 import pytest
 from tests.sdk.serve.runtime.test_dispatch import ScriptedHome, outcome
@@ -13,13 +15,14 @@ torch = pytest.importorskip("torch")
 
 
 class Watched(FairQueue):
-    """A queue that tells when somebody has queued."""
+    """A queue that tells who waits."""
 
-    offers = threading.Semaphore(0)
+    waits: ClassVar = defaultdict(threading.Event)
 
-    def offer(self, *given, **named):
-        super().offer(*given, **named)
-        self.offers.release()
+    def next(self, waiting, start_s):
+        for each in waiting:
+            self.waits[each.service].set()
+        return super().next(waiting, start_s)
 
 
 class Asker(threading.Thread):
@@ -44,7 +47,8 @@ class Asker(threading.Thread):
 @pytest.fixture
 def watched(monkeypatch):
     monkeypatch.setattr("potluck.serve.runtime.device_turns.FairQueue", Watched)
-    return Watched.offers
+    Watched.waits.clear()
+    return Watched.waits
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -55,10 +59,8 @@ def test_the_most_urgent_has_the_next_turn_on_a_device(watched, seed):
     Random(seed).shuffle(priorities)
     waiting = {}
     for priority in priorities:
-        while watched.acquire(blocking=False):
-            pass
         waiting[priority] = Asker(dispatch, f"text{priority}", ("a",), priority)
-        assert watched.acquire(timeout=TIMEOUT_S)
+        assert watched[f"text{priority}"].wait(TIMEOUT_S)
     assert not any(each.came.is_set() for each in waiting.values())
     last = first[0]
     for priority in sorted(priorities, reverse=True):

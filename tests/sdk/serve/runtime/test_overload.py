@@ -17,11 +17,13 @@ from potluck.serve.scheduling.replica_pools import Pool
 
 torch = pytest.importorskip("torch")
 SIZES = (1, 2, 4, 8, 16, 32)
-LIMITS_S = {"a": 0.3, "b": 1.0, "c": 0.5, "d": 1.0, "e": 1.0}
+LIMITS_S = {"a": 0.3, "b": 1.0, "c": 0.5, "d": 1.0, "e": 1.0, "f": 0.48, "g": 0.4}
 SECONDS = {"a": (0.006, 0.004), "b": (0.012, 0.012), "c": (0.006, 0.004)}  # of a batch; of a row
 SECONDS |= {"d": (0.0, 0.005), "e": (0.02, 0.0025)}
+SECONDS |= {"f": (0.0233, 0.0016), "g": (0.0237, 0.0013)}
 PER_S = {"a": 90.0, "b": 18.0, "c": 90.0}  # what two devices can just do
 PER_S |= {"d": 200.0, "e": 320.0}  # besides
+PER_S |= {"f": 216.0, "g": 178.0}  # what one device can just do, in full batches
 NAMES = ("a", "b", "c")
 DEVICES = ("one", "two")
 WAY_S = 0.002
@@ -182,6 +184,20 @@ def test_short_batches_get_their_part_of_a_device_beside_long_ones(devices):
         for name in ("d", "e"):
             asked = sum(ends[name, end] for end in ("in time", "late", "refused"))
             assert ends[name, "in time"] >= 0.99 * asked
+    opened.dispatch.close()
+
+
+@pytest.mark.parametrize("priority", [{}, {"f": 1}, {"g": 1}, {"f": 9}])
+def test_small_batches_of_one_leave_the_others_their_part_however_urgent_it_is(priority):
+    """A batch of one takes a third of the time of 32."""
+    opened = SerialHome(priority, names=("f", "g"), devices=DEVICES[:1])
+    ends = opened.play(0.6)
+    for name in ("f", "g"):
+        asked = sum(ends[name, end] for end in ("in time", "late", "refused"))
+        assert ends[name, "in time"] >= 0.99 * asked
+    ends = opened.play(3.0)
+    if max(priority.values(), default=0) < 2:
+        assert min(ends[name, "in time"] for name in ("f", "g")) > 0.05 * ends["in time"]
     opened.dispatch.close()
 
 

@@ -1,6 +1,7 @@
 """The queue of one service: whole traces of actions, and what must hold whatever comes."""
 
 from heapq import heappop, heappush
+from itertools import chain
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from potluck.serve.scheduling.batching import (
     GiveBack,
     QueueTick,
     ReplicaFree,
+    ReplicaTurn,
     RequestQueued,
     Resized,
     StartBatch,
@@ -50,35 +52,49 @@ def test_what_comes_meanwhile_goes_together():
 
 
 def test_rows_of_one_caller_go_together():
-    queue = Batcher(BATCH_S)
+    queue = Batcher(BATCH_S, by_turns=True)
+    for number in (1, 2, 3):
+        assert queue.handle(RequestQueued(request(number)), 0.0) == []
+    assert numbers(queue.handle(ReplicaTurn(0.0), 0.0)) == [(0, [1, 2, 3])]
+
+
+def test_a_batch_is_made_up_at_its_turn_for_when_it_begins():
+    """Who joins before is in it; who is late once it begins is not."""
+    queue = Batcher(BATCH_S, by_turns=True)
+    queue.handle(RequestQueued(request(0, limit_s=0.35)), 0.0)
     for number in (1, 2):
-        assert queue.handle(RequestQueued(request(number), is_followed=True), 0.0) == []
-    assert numbers(queue.handle(RequestQueued(request(3)), 0.0)) == [(0, [1, 2, 3])]
+        queue.handle(RequestQueued(request(number, 0.1)), 0.1)
+    assert queue.waiting(0.2).seconds == BATCH_S[3]
+    assert numbers(queue.handle(ReplicaTurn(0.3), 0.2)) == [(0, CANNOT_MEET), (0, [1, 2])]
+    queue.handle(RequestQueued(request(3, 0.25)), 0.25)
+    assert not queue.waiting(0.25).may_begin
+    assert queue.handle(ReplicaTurn(0.3), 0.25) == []  # its only replica computes
+    assert queue.handle(ReplicaFree(0), 0.45) == []
+    assert queue.waiting(0.45).may_begin
+    assert numbers(queue.handle(ReplicaTurn(0.45), 0.45)) == [(0, [3])]
+    assert queue.waiting(0.45) is None
 
 
-def test_a_full_batch_starts_before_all_rows_of_its_caller_are_there():
-    queue = Batcher(BATCH_S)
-    for number in range(3):
-        queue.handle(RequestQueued(request(number), is_followed=True), 0.0)
-    full = queue.handle(RequestQueued(request(3), is_followed=True), 0.0)
-    assert numbers(full) == [(0, [0, 1, 2, 3])]
-
-
-def test_rows_whose_caller_sends_no_more_start_with_whatever_comes_next():
-    queue = Batcher(BATCH_S)
-    queue.handle(RequestQueued(request(1), is_followed=True), 0.0)
-    assert numbers(queue.handle(QueueTick(), 0.0)) == [(0, [1])]
+def test_who_waits_says_until_when_a_full_batch_could_begin():
+    queue = Batcher(BATCH_S, by_turns=True)
+    queue.handle(RequestQueued(request(0, limit_s=1.0)), 0.0)
+    waits = queue.waiting(0.0)
+    assert (waits.service, waits.latest_s, waits.is_full) == ("birds", 0.75, False)
+    for number in (1, 2, 3):
+        queue.handle(RequestQueued(request(number)), 0.0)
+    assert queue.waiting(0.0).is_full
 
 
 @pytest.mark.parametrize(
     ("batch_s", "started"),
     [(BATCH_S, [(0, [0, 1]), (1, [2, 3])]), ((0.0, 0.1, 0.2, 0.2, 0.2), [(0, [0, 1, 2, 3])])],
 )
-def test_idle_replicas_share_what_is_done_sooner_so(batch_s, started):
-    queue = Batcher(batch_s, 2)
-    for number in range(3):
-        queue.handle(RequestQueued(request(number), is_followed=True), 0.0)
-    assert numbers(queue.handle(RequestQueued(request(3)), 0.0)) == started
+def test_replicas_whose_turn_comes_at_once_share_what_is_done_sooner_so(batch_s, started):
+    queue = Batcher(batch_s, 2, by_turns=True)
+    for number in range(4):
+        queue.handle(RequestQueued(request(number)), 0.0)
+    found = [numbers(queue.handle(ReplicaTurn(0.0, n_sharing), 0.0)) for n_sharing in (2, 1)]
+    assert [*chain(*found)] == started
 
 
 def test_waits_for_a_full_batch_as_long_as_the_limit_allows():

@@ -1,114 +1,110 @@
 """Who computes next on a device that services share."""
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from potluck.serve.scheduling.fair_queueing import FairQueue
+from potluck.serve.scheduling.fair_queueing import MORE, FairQueue, WaitingBatch
 
 
-def order(turns, n):
-    """So many batches, each of which takes a second."""
+def waits(name, **changes):
+    return WaitingBatch(service=name, **{"seconds": 1.0, **changes})
+
+
+def order(turns, waiting, n):
+    """So many batches, each of which takes a second; all that wait go on waiting."""
     found = []
     for _ in range(n):
-        batch = turns.next()
-        found.append(batch)
-        turns.done(batch[0], 1.0)
+        batch = turns.next(waiting, 0.0)
+        turns.begun(batch)
+        found.append(batch.service)
+        turns.done(batch.service, 1.0)
     return "".join(found)
 
 
 def test_services_get_the_same_time_however_much_they_ask():
-    turns = FairQueue[str](at_once=1)
-    for _ in range(6):
-        turns.offer("a", "a")
-    turns.offer("b", "b")
-    turns.offer("b", "b")
-    assert order(turns, 8) == "ababaaaa"
+    turns = FairQueue(at_once=1)
+    assert order(turns, [waits("a"), waits("b")], 6) == "ababab"
+    assert order(turns, [waits("a")], 2) == "aa"
 
 
 def test_who_comes_back_has_saved_nothing():
-    turns = FairQueue[str](at_once=1)
-    for _ in range(4):
-        turns.offer("a", "a")
-    assert order(turns, 3) == "aaa"
-    for _ in range(3):
-        turns.offer("b", "b")
-    turns.offer("a", "a")
-    assert order(turns, 4) == "abab"
+    turns = FairQueue(at_once=1)
+    assert order(turns, [waits("a")], 3) == "aaa"
+    assert order(turns, [waits("a"), waits("b")], 4) == "abab"
 
 
-def test_the_more_urgent_goes_first():
-    turns = FairQueue[str](at_once=1)
-    turns.offer("a", "a", priority=0)
-    turns.offer("b", "b", priority=1)
-    assert turns.next() == "b"
+def test_the_more_urgent_gets_more_of_the_time_and_nobody_gets_nothing():
+    turns = FairQueue(at_once=1)
+    found = order(turns, [waits("a"), waits("b", priority=1)], 9 * 4)
+    assert found.count("b") == MORE * found.count("a")
+    assert found.startswith("ba")
 
 
-def test_a_less_urgent_one_does_not_follow_what_is_more_urgent():
-    turns = FairQueue[str](at_once=2)
-    turns.offer("b", "b", priority=1)
-    turns.offer("a", "a")
-    assert [turns.next(), turns.next()] == ["b", None]
-    turns.offer("b", "b", priority=1)
-    assert turns.next() == "b"
-    turns.done("b", 1.0)
-    assert turns.next() is None
-    turns.done("b", 1.0)
-    assert turns.next() == "a"
+@pytest.mark.parametrize("priority", [-(10**30), -1000, 1000, 10**30])
+def test_any_whole_number_is_a_priority(priority):
+    turns = FairQueue(at_once=1)
+    found = order(turns, [waits("a"), waits("b", priority=priority)], 9)
+    assert found.count("b") == (1 if priority < 0 else 8)
 
 
 def test_no_more_than_some_are_on_a_device():
-    turns = FairQueue[str](at_once=2)
-    for _ in range(3):
-        turns.offer("a", "a")
-    assert [turns.next() for _ in range(3)] == ["a", "a", None]
-    assert turns.n == 3
+    turns, waiting = FairQueue(at_once=2), [waits("a")]
+    for _ in range(2):
+        turns.begun(turns.next(waiting, 0.0))
+    assert turns.next(waiting, 0.0) is None
+    assert turns.n_under_way == 2
     turns.done("a", 1.0)
-    assert turns.next() == "a"
+    assert turns.next(waiting, 0.0) is waiting[0]
 
 
-def test_all_that_wait_are_given_back():
-    turns = FairQueue[str](at_once=1)
-    for name in "aab":
-        turns.offer(name, name)
-    turns.next()
-    assert turns.take_all() == ["a", "b"]
-    assert turns.n == 1
+def test_who_can_wait_for_a_fuller_batch_lets_full_ones_and_urgent_ones_go_first():
+    turns = FairQueue(at_once=1)
+    first = waits("a", priority=1, latest_s=1.5)
+    full, urgent = waits("b", latest_s=9.0, is_full=True), waits("c", latest_s=0.5)
+    assert turns.next([first, replace(full, is_full=False)], 0.0) is first  # neither has to go
+    assert turns.next([first, full], 0.0) is full
+    assert turns.next([first, urgent], 0.0) is urgent
+    assert turns.next([first, full], 0.6) is first  # after the other one it would be too late
+    assert turns.next([first, full, waits("d", latest_s=9.0)], 0.0) is first  # after both of them
+
+
+def test_who_gains_nothing_by_waiting_takes_turns_with_all_others():
+    """As texts do, which are written token by token."""
+    text, full = waits("text"), waits("b", latest_s=9.0, is_full=True)
+    assert order(FairQueue(at_once=1), [text, full], 4).count("b") == 2
+    small = waits("b", latest_s=9.0)
+    assert order(FairQueue(at_once=1), [text, small], 4).count("b") == 2
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_services_that_ask_on_get_the_same_time_however_short_their_batches_are(seed):
     rng = Random(seed)
     seconds = {name: 10 ** rng.uniform(-2, 0) for name in "abc"}
-    turns, there = FairQueue[str](), deque()
+    turns, there = FairQueue(), deque()
     used_s = dict.fromkeys(seconds, 0.0)
 
-    def offer(name):
-        turns.offer(name, name, seconds=seconds[name], is_followed=True)
+    def waiting():
+        return [
+            waits(name, seconds=each, may_begin=name not in there) for name, each in seconds.items()
+        ]
 
-    def go():
-        while (batch := turns.next()) is not None:
-            there.append(batch)
-
-    for name in seconds:
-        offer(name)
-    go()
     for _ in range(2000):
+        while (batch := turns.next(waiting(), 0.0)) is not None:
+            turns.begun(batch)
+            there.append(batch.service)
         ended = there.popleft()
         used_s[ended] += seconds[ended]
-        offer(ended)
         turns.done(ended, seconds[ended])
-        go()
     assert max(used_s.values()) - min(used_s.values()) <= 4 * max(seconds.values())
 
 
 def test_no_place_is_kept_for_who_asks_for_nothing_more():
-    turns = FairQueue[str]()
-    turns.offer("a", "a", seconds=1.0)
-    assert turns.next() == "a"
-    turns.offer("b", "b", seconds=9.0)
-    assert turns.next() == "b"
-    turns.offer("b", "b", seconds=9.0)
-    turns.done("b", 9.0)
-    assert turns.next() == "b"
+    turns = FairQueue()
+    turns.begun(turns.next([waits("a")], 0.0))
+    long = waits("b", seconds=9.0)
+    turns.begun(turns.next([long], 0.0))
+    turns.done("a", 1.0)
+    assert turns.next([long], 0.0) is long

@@ -1,7 +1,6 @@
 """A server's decisions together: whole traces, changes of placement, losses, frames."""
 
 from collections import Counter
-from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
@@ -27,7 +26,6 @@ from potluck.serve.scheduling.events import (
 from potluck.serve.scheduling.known_servers import NoView, RingView
 from potluck.serve.scheduling.node import EPARA, OURS, ServerNode
 from potluck.serve.scheduling.placement import place
-from potluck.serve.scheduling.records import Processor
 from potluck.serve.scheduling.replica_pools import Pool, pools_by_server
 from potluck.serve.scheduling.state_exchange import IntervalOver as RingTick
 from potluck.serve.scheduling.state_exchange import NeighbourMessage, Ring
@@ -73,21 +71,6 @@ def test_a_request_is_computed_here():
     assert start == ComputeBatch(BIRD_POOL.key, 0, (request(1, path=("a",)),), 0.02)
     assert local.handle(BatchDone(BIRD_POOL.key, 0), 0.02) == []
     assert local.n_computing() == 0
-
-
-def test_rows_of_one_caller_that_go_to_several_pools_all_start():
-    """The last one starts those before it, wherever they wait."""
-    slower = service(fixed_s=0.011)
-    slower = replace(slower, variants=(replace(slower.variants[0], kind="slow"),))
-    pools = BIRD_POOL, Pool(allocation(slower, Processor(kind="slow", memory_bytes=1000)), 1)
-    local, started = node(pools=pools), Counter()
-    for number, is_followed in ((1, True), (2, True), (3, False)):
-        arrived = RequestArrived(request(number), is_followed=is_followed)
-        for action in local.handle(arrived, 0.0):
-            started[action.pool] += len(action.requests)
-    assert started.total() == 3
-    assert len(started) == 2
-    assert not local.n_waiting()
 
 
 def test_what_nobody_knows_is_refused():
