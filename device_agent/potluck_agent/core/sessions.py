@@ -87,7 +87,8 @@ def crowded_out(
     if not names:
         return ""
     others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    few = ", for the system permits few descriptors (ulimit -Hn)" if most < MAX_LINKS else ""
     return (
-        f"no connection is left here for {names[0]}{others}: {most} devices have one at most, and "
-        "other notebooks use them; ask again when one of them is through"
+        f"no connection is left here for {names[0]}{others}: of all devices that notebooks use "
+        f"here, {most} have one at most{few}"
     )

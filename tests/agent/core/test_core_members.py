@@ -135,8 +135,8 @@ def test_a_notebook_hears_that_its_devices_get_no_connection(asks):
         buffers = plan(recv("x"), send("x", "d3")) if isinstance(asks, Prepare) else ()
         answers = talk.receive(asks, *buffers, sender=OTHER_SENDER)
     text = (
-        "no connection is left here for d3: 3 devices have one at most, and other notebooks use "
-        "them; ask again when one of them is through"
+        "no connection is left here for d3: of all devices that notebooks use here, 3 have one at "
+        "most, for the system permits few descriptors (ulimit -Hn)"
     )
     fields = {"run": asks.run, "epoch": asks.epoch} if isinstance(asks, Prepare) else {}
     assert answers == [refused(type(asks), "busy", text, key=OTHER_KEY, **fields)]
