@@ -150,7 +150,9 @@ class PeerConnections:
         for key, link in tuple(self._links.items()):
             is_late = not link.stands and now_s - link.since_s > NEXT_S
             if link.broken or (is_late and link.member.others):
-                is_over = is_late or link.address not in _addresses(link.member)
+                # where it stood and broke, who told of that place may be in the way
+                is_over = is_late or link.has_stood
+                is_over |= link.address not in _addresses(link.member)
                 self._renew(link, now_s, link.turn + is_over)
             elif link.socket is None and self._connect(link, now_s):
                 self._feed(
@@ -174,8 +176,7 @@ class PeerConnections:
 
     def _renew(self, link: PeerConnection, now_s: float, turn: int) -> None:
         self._close(link)
-        is_tried_on = turn == link.turn and not link.has_stood
-        since_s = link.since_s if is_tried_on else now_s
+        since_s = link.since_s if turn == link.turn else now_s
         self._links[link.member.key] = self._open(link.member, turn, link.down_s, since_s)
         self._feed(LinkReset(key=link.member.key, incoming=False))
 
@@ -256,7 +257,7 @@ class PeerConnections:
                 )
             closed = self._links.get(link.member.key) is not link
             if link.reader.skipping and not closed:  # the rest of it goes with the connection
-                self._renew(link, time.monotonic(), link.turn)
+                self._renew(link, time.monotonic(), link.turn + 1)
                 return
             if closed or not self._sources.has_message(link.socket):
                 return

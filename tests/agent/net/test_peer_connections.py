@@ -236,6 +236,19 @@ def test_a_notebook_that_tells_ever_new_addresses_keeps_no_other_ones_device_awa
     assert MemberLost(MEMBER_KEY) not in events
 
 
+def test_where_a_connection_broke_the_next_address_is_tried(open_links):
+    """Whoever told of that place may pass bytes on to the device, and cut it as often as it
+    likes.
+    """
+    links, _ = open_links(Names())
+    told = ("127.0.0.1:47600", "127.0.0.1:47610")
+    links.set((PeerDevice(name="phone", key=MEMBER_KEY, address=told[0], others=told[1:]),))
+    link = links.get(MEMBER_KEY)
+    link.has_stood = link.broken = True
+    links.tick(time.monotonic())
+    assert links.get(MEMBER_KEY).address == told[1]
+
+
 def test_a_device_that_ever_moves_is_given_up_all_the_same(open_links):
     links, events = open_links(Names())
     now_s = time.monotonic()
