@@ -11,11 +11,27 @@ from potluck_wire.checks import Unfit, integer, number, row, rows, which
 from potluck_wire.documents import Buffer, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_DIMENSIONS
-from potluck_wire.messages import Computed, Measure, Measured, MeasuredTask, Probe, Probed
+from potluck_wire.messages import (
+    Computed,
+    ComputeFailed,
+    FailureCause,
+    Measure,
+    Measured,
+    MeasuredTask,
+    Probe,
+    Probed,
+    RefusalCode,
+)
 from potluck_wire.program import MAX_INSTRUCTIONS, MAX_VALUES
 from potluck_wire.tensors import DTYPES, nbytes
 
 SLACK_S = 1.0  # clocks of coarse steps
+TASK_CAUSES = frozenset(
+    {
+        *(FailureCause.MEMORY, FailureCause.INPUT, FailureCause.ARITHMETIC, FailureCause.INTERNAL),
+        *(RefusalCode.DOCUMENT, RefusalCode.OPERATOR, RefusalCode.BACKEND),
+    }
+)
 MIN_PROBE_S = 1e-9  # no value takes less to a peer and back
 
 Timeline = tuple[tuple[int, float, float], ...]  # instruction, start_s, stop_s
@@ -130,6 +146,19 @@ def check_clock(clock_s: float) -> None:
     """
     if not 0 <= clock_s <= MAX_CLOCK_S:
         raise WireError(WireCode.FIELD, f"a clock at {clock_s:g} s")
+
+
+def check_cause(reply: ComputeFailed) -> None:
+    """Refuse a failure that no task can have, such as that another device is lost or a notebook is
+    not paired.
+
+    Raises
+    ------
+    WireError
+        Its cause is none of those of tasks and documents.
+    """
+    if reply.cause not in TASK_CAUSES:
+        raise WireError(WireCode.FIELD, f"no task fails by {reply.cause!r:.60}")
 
 
 def check_moments(reply: Computed, now_s: float) -> None:

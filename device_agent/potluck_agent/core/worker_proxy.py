@@ -21,7 +21,7 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
-from potluck_wire.replies import check_moments
+from potluck_wire.replies import check_cause, check_moments
 from potluck_wire.statement import read_facts
 
 HANG_TASKS = 10  # times the longest task so far
@@ -148,6 +148,8 @@ class WorkerProxy:
                 self._busy.add(start_s, message.stop_s)
                 self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - start_s)
+            case ComputeFailed() if is_due:
+                check_cause(message)
             case MeasuredTask() if is_due:  # a measurement is work, too: readings of power tell it
                 self._busy.add(max(self._heard_s, self._done_s), now_s)
                 self._done_s = now_s

@@ -119,6 +119,9 @@ DOES: dict[str, WorkerMisbehaviour] = {
     "frees what it never had": WorkerMisbehaviour(
         Compute, lambda o: _done(o, freed=[0, 0, 64, 2**53]) + pack(Freed(offset=1))
     ),
+    "fails as no task can": WorkerMisbehaviour(
+        Compute, lambda o: pack(ComputeFailed(tag=getattr(o, "tag", 0), cause="peer-lost"))
+    ),
     "answers what nobody asked": WorkerMisbehaviour(
         Compute, lambda o: pack(ComputeFailed(tag=2**53)) + pack(SegmentLoaded(slot="x"))
     ),

@@ -208,6 +208,20 @@ def pong(talk):
     return answer.message
 
 
+@pytest.mark.parametrize(
+    "cause", ["", "peer-lost", "cancelled", "worker-hung", "not-paired", "old-term", "\x1b[2J"]
+)
+def test_a_worker_that_fails_as_no_task_can_is_ended(cause):
+    """It would tell its notebook of other devices, or of its own keys, in its agent's name."""
+    talk = Talk().begin().load(recv("x"), cut("x", "a"))
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    kill, failed = talk.work(ComputeFailed(tag=1, cause=cause, text="no"))
+    assert isinstance(kill, KillWorker)
+    assert failed.message.cause == FailureCause.CRASHED
+    assert f"no task fails by {cause!r}" in failed.message.text
+
+
 def test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says():
     talk = Talk(grace_s=1000.0, start_s=30.0)
     talk.receive(Hello(major=1))
