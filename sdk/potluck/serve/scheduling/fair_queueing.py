@@ -110,13 +110,18 @@ class FairQueue:
         )
 
     def _note_present(self, waiting: Iterable[str]) -> None:
-        """Who was away has saved nothing."""
+        """Who was away has saved nothing: it comes to where the batches that are here began."""
         present = {*waiting, *self._under_way}
-        stayed = [self._used_s[name] for name in present & self._present]
+        stayed = [self._began_s(name) for name in present & self._present]
         self._least_s = max([self._least_s, *([min(stayed)] if stayed else [])])
         for name in present - self._present:
             self._used_s[name] = max(self._used_s.get(name, 0.0), self._least_s)
         self._present = present
+
+    def _began_s(self, service: str) -> float:
+        """What it had used when its first batch began that is here; of who has none, up to now."""
+        under_way = self._under_way.get(service, ())
+        return self._used_s[service] - sum(_counted_s(each, each.seconds) for each in under_way)
 
     def _after_s(self, batch: WaitingBatch) -> float:
         """The less, the sooner. One that has to wait counts as begun: else each short batch would

@@ -108,3 +108,14 @@ def test_no_place_is_kept_for_who_asks_for_nothing_more():
     turns.begun(turns.next([long], 0.0))
     turns.done("a", 1.0)
     assert turns.next([long], 0.0) is long
+
+
+def test_who_asks_for_little_is_not_put_behind_the_next_long_batch():
+    turns, long, short = FairQueue(), waits("a"), waits("b", seconds=0.1)
+    turns.begun(turns.next([long], 0.0))
+    assert turns.next([replace(long, may_begin=False), short], 1.0) is short
+    turns.begun(short)
+    turns.done("a", 1.0)
+    assert turns.next([long, replace(short, may_begin=False)], 0.1) is None
+    turns.done("b", 0.1)
+    assert turns.next([long, short], 0.0) is short
