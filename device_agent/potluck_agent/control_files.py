@@ -79,7 +79,8 @@ def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
     """
     refuse_second(state)
     lock = _locked(state)
-    _remove(state, *ASKED, *(part.name for part in unfinished(state)))
+    _remove(state, *ASKED)
+    _remove(state, *(part.name for part in unfinished(state)))
     pid = os.getpid()
     write_private(state / RUNNING, {**facts, "pid": pid, "identity": identity(pid)})
     return DirectoryClaim(state, lock)
