@@ -111,7 +111,8 @@ def test_no_place_is_kept_for_who_asks_for_nothing_more():
 
 
 def test_who_asks_for_little_is_not_put_behind_the_next_long_batch():
-    turns, long, short = FairQueue(), waits("a"), waits("b", seconds=0.1)
+    turns = FairQueue()
+    long, short = waits("a"), waits("b", seconds=0.1)
     turns.begun(turns.next([long], 0.0))
     assert turns.next([replace(long, may_begin=False), short], 1.0) is short
     turns.begun(short)
