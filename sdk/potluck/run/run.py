@@ -804,9 +804,8 @@ class Run(Watched, Writes):
     def close(self) -> None:
         """End the run: its devices forget it."""
         closed = UserError("it was closed.")
-        self._engine.failed = self._engine.failed or closed  # who waits for a device has an end
+        self._engine.end(closed)  # first: whoever waits for a device has an end
         self._forget_evaluation()
-        self._engine.end(closed)
 
     def _forget_evaluation(self) -> None:
         with self._engine.boundary():

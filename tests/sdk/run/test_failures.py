@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -22,9 +23,12 @@ from potluck.errors import (
     IdentityChanged,
     NotPaired,
     OutOfMemory,
+    UserError,
     WorkerFailed,
 )
+from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import agents_of
+from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -225,6 +229,32 @@ def test_no_process_outlives_the_script(number):
 
 
 @pytest.mark.long
+def test_a_run_closes_in_the_middle_of_a_step_however_long_that_takes(monkeypatch):
+    """This one would take a quarter of a minute."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    x, y = torch.randn(32, 512), torch.randint(0, 512, (32,))
+    loss = torch.nn.functional.cross_entropy
+    model = potluck.Model.from_torch(net, x[:4], loss=loss, example_targets=y[:4])
+    with potluck.Home.lab([Spec(name=A, slowdown=1000)]) as home:
+        plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=8)
+        run = home.deploy(plan, model).wait()
+        engine, begun, steps = engine_of(run), threading.Event(), []
+        result = engine.result
+
+        def watched(step):
+            steps.append(step)
+            begun.set()
+            return result(step)
+
+        monkeypatch.setattr(engine, "result", watched)
+        fit = run.fit((x, y))
+        assert begun.wait(TIMEOUT_S)
+        run.close()
+        with pytest.raises(UserError, match="it was closed"):
+            fit.wait()
+        assert steps[0].exception() is not None  # nobody waited for it
+
+
 def test_a_closed_home_says_so_and_closes_twice():
     home = potluck.Home.local(1)
     _, model = make_model("mlp")
