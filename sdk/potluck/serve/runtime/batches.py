@@ -102,6 +102,11 @@ class LoadedPool:
         """Batches of it that a device may have, or devices that share its layers."""
         return -(-self.pool.n_replicas // len(self.loaded))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether one more batch may be computed somewhere."""
+        return any(each.n_under_way < self.n_at_once for each in self.loaded)
+
     def n_sharing(self, begins: Loaded, n_under_way: Callable[[str], int]) -> int:
         """Of what waits, so many batches begin now that one does: of devices that are idle.
 

@@ -130,6 +130,11 @@ class DeviceTurns:
                 return True
         return False
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a service that asks devices itself waits for one. Under the lock."""
+        return any(self._waiting.values())
+
     def _asking(self, device: str) -> Iterator[Turn]:
         for came, batch in self._waiting[device].items():
             yield Turn(batch, partial(self._came, device, came))

@@ -83,7 +83,7 @@ class FairQueue:
         start_s
             When the next one would begin.
         """
-        if not waiting or not self.has_room:
+        if not self.has_room or not any(each.may_begin for each in waiting):
             return None
         self._note_present(each.service for each in waiting)
         all_s = sum(each.seconds for each in waiting)
