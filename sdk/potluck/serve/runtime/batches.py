@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from potluck.serve.runtime.device_turns import Backlog
+from potluck.serve.runtime.device_turns import Backlog, DeviceTurns
 from potluck.serve.runtime.loaded_model import Loaded
 from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
 from potluck.serve.scheduling.fair_queueing import WaitingBatch
@@ -128,7 +128,7 @@ Begins = tuple[Loaded, WaitingBatch]  # where, and what was offered there
 
 def offers(
     pools: Mapping[PoolKey, LoadedPool],
-    has_room: Callable[[str], bool],
+    turns: DeviceTurns,
     waiting: Callable[[PoolKey], WaitingBatch | None],
 ) -> Iterator[tuple[PoolKey, Loaded, WaitingBatch]]:
     """The batches that would be made up now, and where: each on one of several devices.
@@ -137,13 +137,15 @@ def offers(
     ----------
     pools
         All that are loaded.
-    has_room
-        Whether a device may be given one.
+    turns
+        Of the devices.
     waiting
         What a pool would compute next.
     """
+    if not turns.is_asked and not any(held.is_idle for held in pools.values()):
+        return  # as mostly when a request comes: nobody could begin
     for key, held in pools.items():
-        places = [each for each in held.loaded if has_room(each.devices[0])]
+        places = [each for each in held.loaded if turns.has_room(each.devices[0])]
         if not places or (batch := waiting(key)) is None:
             continue
         for loaded in places:

@@ -389,10 +389,8 @@ class Dispatch:
     def _offered(self) -> dict[str, list[Turn]]:
         """By device, the batches that would be made up there now."""
         found: dict[str, list[Turn]] = {}
-        if not self.turns.is_asked and not any(held.is_idle for held in self._held.values()):
-            return found  # as mostly when a request comes, and nobody could begin
         waiting = partial(self._node.waiting, now_s=self.clock())
-        for key, loaded, batch in offers(self._held, self.turns.has_room, waiting):
+        for key, loaded, batch in offers(self._held, self.turns, waiting):
             turn = Turn(batch, partial(self._turn_came, key, loaded, batch))
             found.setdefault(loaded.devices[0], []).append(turn)
         return found
