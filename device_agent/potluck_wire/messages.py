@@ -232,7 +232,7 @@ class Dropped(Message):
 class Execute(Message):
     """Run a loaded program once. (run, epoch, program, step) is executed at most once.
 
-    A repeat is answered again.
+    A repeat is answered again. Steps from 2**52 on are of requests for services, and refused.
 
     `begin_s`: when all devices begin this step together, by this device's own clock (that of its
     `Pong`); the program's `release_s` count from then. 0: nobody knows, nothing is held back.

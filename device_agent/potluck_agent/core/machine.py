@@ -41,6 +41,7 @@ from potluck_agent.core.events import (
     Undone,
     WorkerDied,
 )
+from potluck_agent.core.execution import ASKED_STEP
 from potluck_agent.core.graceful_leave import GracefulLeave
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
@@ -279,6 +280,9 @@ class Core:
                 own.plans.commit(key, message, now_s)
             case Drop():
                 own.plans.drop(key, message, now_s)
+            case Execute() | Abort() if message.step >= ASKED_STEP:
+                text = f"steps from {ASKED_STEP} on are of requests for services"
+                self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             case Execute():
                 own.work.execute(key, message, now_s)
             case Abort():

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from potluck_agent.core.dependencies import DependencyGraph
-from potluck_agent.core.execution import ASKED_STEP, Correspondent, Execution, Name
+from potluck_agent.core.execution import ASKED_STEP, Correspondent, Execution, Name, Unwanted
 from potluck_agent.core.execution_engine import ExecutionEngine
 from potluck_agent.core.receive_buffers import ChunkOutcome
 from potluck_agent.core.waiting_executions import crowded
-from potluck_wire.messages import HOME, Done, Failed
+from potluck_wire.messages import HOME, Done, Failed, RefusalCode, Value
 
 
 class RequestEngine(ExecutionEngine):
@@ -35,6 +35,12 @@ class RequestEngine(ExecutionEngine):
             return False
         self._fail(execution, cause, text, now_s)
         return True
+
+    def expect(self, key: str, value: Value) -> tuple[str, int] | None:
+        """As `ExecutionEngine`. Of steps of requests, those under way alone take values."""
+        if value.step >= ASKED_STEP and Name.of(value) not in self._executions:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, "it is of no request that is under way")
+        return super().expect(key, value)
 
     def apply(self, step: ChunkOutcome, now_s: float) -> None:
         """As `ExecutionEngine`. A request of which a value is rejected ends, and who asked hears
