@@ -256,6 +256,8 @@ def policy(choice: str | Policy | None, *, training: bool, times: Times | None =
     ------
     UserError
         Where no policy has that name, or it is one for training and nothing is trained.
+    PlanError
+        It never goes backward, and training needs that.
     """
     if callable(choice):
         return partial(_own, choice)
@@ -264,6 +266,11 @@ def policy(choice: str | Policy | None, *, training: bool, times: Times | None =
     if not isinstance(name, str) or name not in known:
         raise UserError(
             f"no schedule is called {name!r}.", next_step=f"There are {', '.join(known)}."
+        )
+    if training and name == "forward-only":
+        raise PlanError(
+            f"{name} never goes backward, and training needs that.",
+            next_step="Use 1f1b, or a plan for inference.",
         )
     if name in POLICIES:
         return POLICIES[name]

@@ -7,7 +7,7 @@ import pytest
 from tests.sdk.run.conftest import make_plan
 
 import potluck
-from potluck.errors import UserError
+from potluck.errors import PlanError, UserError
 from potluck.planning import predict
 from potluck.planning.search.schedules import names_of, scheduled
 from potluck.planning.text import dumps, loads
@@ -104,3 +104,12 @@ def test_judging_a_plan_counts_its_schedule(others, profile):
     assert again.latency_s == pytest.approx(plan.latency_s)
     slower = potluck.judge(replace(plan, schedule="fill-drain"), profile)
     assert slower.latency_s > plan.latency_s
+
+
+def test_no_training_is_planned_or_judged_without_its_backwards(profile, usual):
+    """Which would take a third of the time, and teach nothing."""
+    workload = potluck.Training(batch=32)
+    found = potluck.plan(profile, workload, budget_s=0.5, schedules="forward-only")
+    assert all(plan.schedule != "forward-only" for plan in found)
+    with pytest.raises(PlanError, match="forward-only never goes backward"):
+        potluck.judge(replace(usual, schedule="forward-only"), profile)

@@ -70,7 +70,7 @@ def test_inference_takes_its_schedule_too(home):
     [
         ("zigzag", potluck.errors.UserError, "no schedule is called 'zigzag'"),
         ("interleaved", potluck.errors.PlanError, "go round the same devices"),
-        ("forward-only", potluck.errors.PlanError, "stage 0 never does 0B0"),
+        ("forward-only", potluck.errors.PlanError, "forward-only never goes backward"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(
