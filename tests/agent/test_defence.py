@@ -4,6 +4,7 @@ never the agent.
 
 import gc
 import weakref
+from pkgutil import resolve_name
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, faults_of
@@ -25,6 +26,7 @@ from tests.agent.core.core_driver import (
 
 from potluck_agent import fault_log
 from potluck_agent.core.events import (
+    FromDisk,
     FromPeer,
     FromWorker,
     KillWorker,
@@ -46,6 +48,7 @@ from potluck_wire.messages import (
     Done,
     Drop,
     Dropped,
+    Execute,
     Failed,
     FailureCause,
     Goodbye,
@@ -159,6 +162,86 @@ def test_bytes_that_could_not_even_be_read_cost_their_sender():
     talk = at_work()
     assert messages(survive(talk, LinkReset(key=OWNER_KEY)), Goodbye)
     assert len(talk.core.sessions) == 0
+
+
+PARTS_OF_A_ROUND = {
+    "is its worker hung": "worker_proxy.WorkerProxy.overdue_s",
+    "what was granted": "workspaces.Workspace.forget_what_is_over",
+    "values that find no room": "execution_engine.ExecutionEngine.tick",
+    "what was too much at once": "execution_engine.ExecutionEngine.go_on",
+    "its measurements": "measurements.MeasurementQueue.tick",
+    "how its services stand": "asks.AskExchange.tell",
+    "feeding its worker": "execution_engine.ExecutionEngine.feed",
+    "credit that waited": "receive_buffers.ReceiveBuffers.credit",
+}
+
+
+def raising_once(function):
+    faults = [FAULT]
+
+    def raising(*given):
+        if faults:
+            raise faults.pop()
+        return function(*given)
+
+    return raising
+
+
+@pytest.mark.parametrize("part", PARTS_OF_A_ROUND)
+def test_what_one_notebook_left_to_do_costs_that_one_whoever_s_event_it_is(part, monkeypatch):
+    talk = at_work()  # the first notebook, whose turn is first
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    talk.load(recv("x"), send("x"), run="s", sender=OTHER_SENDER)
+    target = f"potluck_agent.core.{PARTS_OF_A_ROUND[part]}"
+    with monkeypatch.context() as broken:
+        broken.setattr(target, raising_once(resolve_name(target)))
+        actions = talk.tick(1.0)
+    assert [
+        a.text.startswith(f"a fault in the agent while handling Workspace of notebook {OWNER_KEY}")
+        for a in actions
+        if isinstance(a, Report)
+    ] == [True]
+    assert [a.key for a in actions if isinstance(getattr(a, "message", None), Goodbye)] == [
+        OWNER_KEY
+    ]
+    assert KillWorker("its notebook is gone") in actions
+    assert talk.core.sessions == {OTHER_SENDER.key}
+    talk.core.reach(OTHER_SENDER.key)
+    talk.receive(Execute(run="s", epoch=1, program="p"), sender=OTHER_SENDER)
+    answered = talk.receive(value(run="s"), EIGHT, sender=OTHER_SENDER)
+    assert [sent.name for sent in messages(answered, Value)] == ["x"]
+
+
+OF_A_WORKER = {
+    "weights that are kept": FromDisk(1, 0, "done"),
+    "an order that could not be given": Undone(ToWorker(Compute(tag=1)), "why"),
+}
+
+
+@pytest.mark.parametrize("case", OF_A_WORKER)
+def test_the_end_of_what_a_worker_was_to_have_costs_that_worker(case):
+    talk = at_work()
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    assert KillWorker("a fault in the agent (TypeError), see its report", 0) in survive(
+        talk, OF_A_WORKER[case]
+    )
+    assert len(talk.core.sessions) == 2
+
+
+def test_what_could_not_be_sent_costs_whom_it_was_for():
+    talk = at_work()
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    survive(talk, Undone(ToPeer(key=OTHER_SENDER.key, message=Prepared()), "why"))
+    assert talk.core.sessions == {OWNER_KEY}
+
+
+def test_a_member_of_one_home_costs_the_steps_of_that_home_alone():
+    talk = at_work()
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    talk.load(recv("x"), send("x"), run="s", sender=OTHER_SENDER)
+    talk.receive(Execute(run="s", epoch=1, program="p"), sender=OTHER_SENDER)
+    actions = survive(talk, FromPeer(sender=MEMBER_SENDER, message=Chunk(transfer=1)))
+    assert [failed.run for failed in messages(actions, Failed)] == ["r"]
 
 
 def test_where_nobody_is_to_blame_everything_begins_anew():

@@ -36,6 +36,7 @@ DOCUMENTS, INTERPRETER = (
     "tests/agent/worker/test_interpreter.py",
 )
 FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
+DEFENCE = "tests/agent/test_defence.py"
 KEPT_FILES = "tests/agent/net/test_kept_files.py"
 WIRE = "potluck_wire/"
 AGENT = "potluck_agent/"
@@ -607,6 +608,62 @@ guard(
     "if not self._ending or now_s - asked_s > MOST_WAIT_S:",
     "if True:",
     "tests/agent/net/test_ending_workers.py",
+)
+guard(
+    "what a notebook left to do costs that one alone",
+    AGENT + "core/machine.py",
+    "self.fault(own, error)\n                self._give_up_notebook(own.key, error, now_s)",
+    "raise",
+    DEFENCE,
+)
+guard(
+    "a member costs the steps of its homes alone",
+    AGENT + "core/machine.py",
+    "if any(member.key == key for member in self._members(own.key).values()):",
+    "if True:",
+    DEFENCE,
+)
+guard(
+    "an order without an end costs its worker",
+    AGENT + "core/blame.py",
+    "case FromWorker() | WorkerDied() | FromDisk():",
+    "case FromWorker() | WorkerDied():",
+    DEFENCE,
+)
+guard(
+    "what raises between events ends no agent",
+    AGENT + "net/event_loop.py",
+    "self._perform(self._core.survive(Tick(), error, time.monotonic()))",
+    "raise",
+    "tests/agent/net/test_loop_errors.py",
+)
+guard(
+    "steps of requests are no notebook's",
+    AGENT + "core/machine.py",
+    "case Execute() | Abort() if message.step >= ASKED_STEP:",
+    "case Execute() | Abort() if False:",
+    "tests/agent/core/test_steps_of_requests.py",
+)
+guard(
+    "a worker fails by causes of tasks",
+    WIRE + "replies.py",
+    "if reply.cause not in TASK_CAUSES:",
+    "if False:",
+    "tests/agent/core/test_core_worker.py",
+)
+guard(
+    "other addresses of a device are tried",
+    AGENT + "net/peer_connections.py",
+    "if link.broken or (is_late and link.member.others):",
+    "if link.broken:",
+    "tests/agent/net/test_peer_connections.py",
+)
+guard(
+    "members that find no connection are refused",
+    AGENT + "core/rosters.py",
+    "crowded = crowded_out(self._sessions, key, owners, askers, self.members, most)",
+    'crowded = ""',
+    "tests/agent/core/test_core_members.py",
 )
 
 

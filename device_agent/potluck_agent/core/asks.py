@@ -488,21 +488,21 @@ class AskExchange:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> None:
-        """Requests whose time is over end, and members hear how services stand."""
+    def end_late(self, now_s: float) -> None:
+        """Requests whose time is over end."""
         for each in [x for x in self._under_way() if now_s >= x.request.until_s]:
             self._fail(each, RefusalCode.LATE, "its time is over", now_s)
-        for own in self._workspaces:
-            members = self._members(own.key)
-            for grant in own.grants.services.values():
-                if grant.count(now_s, own.worker.computed_s):
-                    self._tell(own, grant, members, now_s)
 
-    def _tell(
-        self, own: Workspace, grant: ServiceGrant, members: dict[str, PeerDevice], now_s: float
-    ) -> None:
+    def tell(self, own: Workspace, now_s: float) -> None:
+        """Members hear how this notebook's services stand."""
+        for grant in own.grants.services.values():
+            if grant.count(now_s, own.worker.computed_s):
+                self._tell(own, grant, now_s)
+
+    def _tell(self, own: Workspace, grant: ServiceGrant, now_s: float) -> None:
         if own.worker.state != READY:
             return
+        members = self._members(own.key)
         standing = grant.standing(self._queue_s(own, grant))
         for name in grant.peers:
             peer, member = grant.peer(name, now_s), members.get(name)
@@ -510,7 +510,7 @@ class AskExchange:
                 self._out.send(member.key, standing)
 
     def wake_s(self) -> float | None:
-        """When `tick` is to be called again, if no event comes first."""
+        """When there is something to end or to tell, if no event comes first."""
         times = [each.request.until_s for each in self._asked.values()]
         times += [
             grant.told_s for own in self._workspaces for grant in own.grants.services.values()

@@ -8,11 +8,12 @@ links, power) and `WorkerProxy` (its worker).
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from potluck_agent import fault_log
 from potluck_agent.core.asks import AskExchange
+from potluck_agent.core.blame import key_of, worker_of
 from potluck_agent.core.coordinators import Coordinators
 from potluck_agent.core.events import (
     OWNER,
@@ -43,6 +44,7 @@ from potluck_agent.core.events import (
 )
 from potluck_agent.core.execution import ASKED_STEP
 from potluck_agent.core.graceful_leave import GracefulLeave
+from potluck_agent.core.greetings import Greetings
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
 from potluck_agent.core.rosters import Rosters
@@ -51,8 +53,7 @@ from potluck_agent.core.undone_actions import end_of
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.weight_cache import WeightCache
 from potluck_agent.core.worker_proxy import READY, STARTING
-from potluck_agent.core.workspaces import Workspaces
-from potluck_wire.documents import dump
+from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
 from potluck_wire.limits import clip
 from potluck_wire.messages import (
@@ -83,10 +84,9 @@ from potluck_wire.messages import (
     Roster,
     RosterSet,
     Value,
-    Welcome,
 )
 from potluck_wire.session import CONTROLLER, check
-from potluck_wire.version import VERSION, agree
+from potluck_wire.version import agree
 
 
 class Core:
@@ -108,9 +108,11 @@ class Core:
         settings, out = self._settings, self._out
         self._sessions: dict[str, NotebookSession] = {}
         self._radio_s = 0.0
-        self._facts: dict[str, Any] | None = None  # what a worker has said of itself
         self._workspaces = Workspaces(settings, out, self._members, self._cache)
         self._rosters = Rosters(settings, out, self._sessions, self._workspaces)
+        self._greetings = Greetings(
+            settings, out, self._sessions, self._workspaces, self._departure
+        )
         self._outgoing = self._workspaces.outgoing
         self._asks = AskExchange(settings, out, self._workspaces, self._members, self._departure)
         self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces, self._asks)
@@ -151,10 +153,19 @@ class Core:
 
     def _go_on(self, now_s: float) -> list[Action]:
         """The workers are fed, what waits is sent; all that is to be done."""
-        self._workspaces.feed(now_s)
+        self._each(Workspace.feed, now_s)
         self._out.add(*self._outgoing.pump(now_s, self._workspaces.starting))
-        self._out.add(*self._workspaces.credit(now_s))
+        self._each(Workspace.credit, now_s)
         return self._out.take()
+
+    def _each(self, step: Callable[[Workspace, float], None], now_s: float) -> None:
+        """Do this for every notebook, whoever's event it is: what raises there costs that one."""
+        for own in self._workspaces:
+            try:
+                step(own, now_s)
+            except Exception as error:
+                self.fault(own, error)
+                self._give_up_notebook(own.key, error, now_s)
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
@@ -180,11 +191,8 @@ class Core:
         """What goes on: the workers and the runs by the keys of their notebooks, the capability
         statement.
         """
-        now = {"n_faults": self.n_faults, "statement": self._stated()}
+        now = {"n_faults": self.n_faults, "statement": self._greetings.statement}
         return {**self._workspaces.state(), **now}
-
-    def _stated(self) -> dict[str, Any]:
-        return self._departure.stated(self._settings.statement(self._facts or {}))
 
     @property
     def has_left(self) -> bool:
@@ -305,7 +313,7 @@ class Core:
             return
         self._sessions.setdefault(key, NotebookSession(now_s, None)).hello = message
         self._set_members(now_s)
-        self._welcome(now_s)
+        self._greetings.answer(now_s)
 
     def _end_if_late(self, now_s: float) -> None:
         """The device leaves: whoever has not moved elsewhere is given up."""
@@ -313,21 +321,6 @@ class Core:
         for key in self._departure.ends(self._out, self._sessions, owners, at_work, now_s):
             self._out.send(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
             self._close_session(key, now_s)
-
-    def _welcome(self, now_s: float) -> None:
-        """Those who have greeted, as soon as a worker has said what it can do."""
-        greeting = {key: each for key, each in self._sessions.items() if each.hello is not None}
-        states = {each.worker.state for each in self._workspaces}
-        if READY not in states:
-            if greeting and STARTING not in states:
-                self._workspaces.open(next(iter(greeting))).worker.need(now_s)
-            return
-        for key, session in greeting.items():
-            session.hello = None
-            welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
-            self._out.send(key, welcome, (dump(self._stated()),))
-            session.available = None
-            self._workspaces.tell_what_is_left(key, session)
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home."""
@@ -367,7 +360,7 @@ class Core:
         own.worker.kill("its notebook is gone")
         self._workspaces.close(key)
         self._workspaces.divide(self._sessions)
-        self._welcome(now_s)  # whoever waited for this worker gets another one
+        self._greetings.answer(now_s)  # whoever waited for this worker gets another one
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -384,8 +377,8 @@ class Core:
             self._lose_worker(event.worker, FailureCause.CRASHED, text, now_s, kill=True)
             return
         if not was_ready and workspace.worker.state == READY:
-            self._facts = workspace.worker.facts
-            self._welcome(now_s)
+            self._greetings.facts = workspace.worker.facts
+            self._greetings.answer(now_s)
             self._workspaces.divide(self._sessions)
 
     def _lose_worker(
@@ -403,21 +396,11 @@ class Core:
         workspace.work.lose_worker(cause, text, now_s)
         workspace.measuring.lose_worker(RefusalCode.STATE, text)
         if was_starting:
-            self._refuse_greetings(f"the worker does not start: {text}", now_s)
-
-    def _refuse_greetings(self, text: str, now_s: float) -> None:
-        greeting = {key: each.hello for key, each in self._sessions.items() if each.hello}
-        for key in greeting:
-            self._sessions[key].hello = None
-        for key, hello in greeting.items():
-            self._out.refuse(key, hello, RefusalCode.BACKEND, text)
-            self._close_session(key, now_s)
+            for key in self._greetings.refuse(f"the worker does not start: {text}"):
+                self._close_session(key, now_s)
 
     def _tick(self, now_s: float) -> None:
-        for each in self._workspaces:
-            if (overdue_s := each.worker.overdue_s(now_s)) is not None:
-                text = f"the worker was silent for {overdue_s:.0f} s"
-                self._lose_worker(each.number, FailureCause.HUNG, text, now_s, kill=True)
+        self._each(self._end_if_hung, now_s)
         for key in [
             k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s
         ]:
@@ -425,11 +408,19 @@ class Core:
             text = f"it heard nothing of this notebook for {self._settings.grace_s:.0f} s"
             self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
-        self._asks.tick(now_s)
+        self._asks.end_late(now_s)
         self._workspaces.make_room(now_s)
         self._workspaces.divide(self._sessions)
-        for each in self._workspaces:
-            each.tick(now_s, self._radio_s)
+        self._each(self._pass_time_of, now_s)
+
+    def _end_if_hung(self, own: Workspace, now_s: float) -> None:
+        if (overdue_s := own.worker.overdue_s(now_s)) is not None:
+            text = f"the worker was silent for {overdue_s:.0f} s"
+            self._lose_worker(own.number, FailureCause.HUNG, text, now_s, kill=True)
+
+    def _pass_time_of(self, own: Workspace, now_s: float) -> None:
+        self._asks.tell(own, now_s)
+        own.tick(now_s, self._radio_s)
 
     # --- what must not happen ---------------------------------------------------------------------
 
@@ -462,29 +453,31 @@ class Core:
         """
         self.fault(event, error)
         try:
-            self._give_up(
-                event, f"a fault in the agent ({type(error).__name__}), see its report", now_s
-            )
+            self._give_up(event, error, now_s)
             return self._go_on(now_s)
         except Exception as second:  # nothing that is left can be relied on
             self.fault(event, second)
             self._begin_anew()
             return self._out.take()
 
-    def _give_up(self, event: Event, text: str, now_s: float) -> None:
-        key = event.sender.key if isinstance(event, FromPeer) else getattr(event, "key", "")
-        if isinstance(event, FromWorker | WorkerDied):
-            self._lose_worker(event.worker, FailureCause.INTERNAL, text, now_s, kill=True)
-        elif key in self._sessions:
-            self._out.send(key, Goodbye(reason=text))
-            self._close_session(key, now_s)
+    def _give_up(self, event: Event, error: Exception, now_s: float) -> None:
+        text = _cause(error)
+        if (number := worker_of(event)) is not None:
+            self._lose_worker(number, FailureCause.INTERNAL, text, now_s, kill=True)
+        elif (key := key_of(event)) in self._sessions:
+            self._give_up_notebook(key, error, now_s)
         elif key:
             self._exchange.lose_member(key, now_s)
             self._exchange.forget_arrivals(key, now_s)
-            for workspace in self._workspaces:
-                workspace.work.fail_all(FailureCause.PEER_LOST, text, now_s)
+            for own in self._workspaces:
+                if any(member.key == key for member in self._members(own.key).values()):
+                    own.work.fail_all(FailureCause.PEER_LOST, text, now_s)
         else:
             raise RuntimeError("nobody is to blame")
+
+    def _give_up_notebook(self, key: str, error: Exception, now_s: float) -> None:
+        self._out.send(key, Goodbye(reason=_cause(error)))
+        self._close_session(key, now_s)
 
     def _begin_anew(self) -> None:
         """As after a start: every session ends, and the worker."""
@@ -521,3 +514,7 @@ class Core:
             ):
                 self._out.send(event.action.key, Goodbye(reason=event.text))
                 self._close_session(event.action.key, now_s)
+
+
+def _cause(error: Exception) -> str:
+    return f"a fault in the agent ({type(error).__name__}), see its report"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck_agent.core.epochs import EpochTable
-from potluck_agent.core.events import DONE, MOVES, Buffer, FromDisk, PeerDevice, RemoveKept, ToPeer
+from potluck_agent.core.events import DONE, MOVES, Buffer, FromDisk, PeerDevice, RemoveKept
 from potluck_agent.core.grants import GrantTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
@@ -52,6 +52,7 @@ class Workspace:
         cache: WeightCache,
     ) -> None:
         self.key, self.number = key, number
+        self._out = out
         self.n_moved = 0  # messages of values that came in and went out
         self.worker = WorkerProxy(settings, out, number, busy)
         self.incoming = ReceiveBuffers(settings.inbound_bytes, number, key, cache)
@@ -60,6 +61,9 @@ class Workspace:
         )
         self.grants = GrantTable()
         self.measuring = MeasurementQueue(out, self.worker, outgoing, members, others, busy)
+
+    def __repr__(self) -> str:
+        return f"of notebook {self.key}"
 
     @property
     def plans(self) -> EpochTable:
@@ -97,6 +101,15 @@ class Workspace:
     def forget_what_is_over(self) -> None:
         """What was granted of epochs that are over takes no memory any more."""
         self.grants.forget_programs(self.plans.is_loaded)
+
+    def feed(self, now_s: float) -> None:
+        """Keep its worker supplied."""
+        if self.worker.state == READY:
+            self.work.feed(now_s)
+
+    def credit(self, now_s: float) -> None:
+        """Give credit that has waited for too long."""
+        self._out.add(*self.incoming.credit(now_s))
 
     def tick(self, now_s: float, radio_s: float) -> None:
         """Time has passed; the links were busy for so long in all."""
@@ -250,20 +263,10 @@ class Workspaces:
 
     # --- rounds of the loop -----------------------------------------------------------------------
 
-    def feed(self, now_s: float) -> None:
-        """Keep the workers supplied."""
-        for each in self:
-            if each.worker.state == READY:
-                each.work.feed(now_s)
-
     @property
     def starting(self) -> list[str]:
         """Notebooks of which more is ready than could be seen to at once."""
         return [each.key for each in self if each.work.is_starting]
-
-    def credit(self, now_s: float) -> list[ToPeer]:
-        """Credit that has waited for too long."""
-        return [credit for each in self for credit in each.incoming.credit(now_s)]
 
     def along(self, key: str, sender: str) -> tuple[int, ...]:
         """Transfers of a sender for this notebook's runs whose credit has waited for the value that

@@ -168,37 +168,41 @@ class EventLoop:
                     next_tick_s = now_s + TICK_S
                     self._tick(now_s)
                     self._guarded(each_tick)
-                wake_s = self._core.wake_s()
-                if wake_s is not None and wake_s <= now_s:
+                if self._wake_s(next_tick_s) <= now_s:
                     self._feed(Tick())
-                    wake_s = self._core.wake_s()
-                until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
-                self._workers.supply()
+                self._guarded(self._workers.supply)
+                until_s = self._wake_s(next_tick_s)
                 self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
 
+    def _wake_s(self, next_tick_s: float) -> float:
+        try:
+            wake_s = self._core.wake_s()
+        except Exception as error:
+            self._perform(self._core.survive(Tick(), error, time.monotonic()))
+            wake_s = self._core.wake_s()
+        return next_tick_s if wake_s is None else min(next_tick_s, wake_s)
+
     def _round(self, ready: Container[Any]) -> None:
         """Everything that has something to say gets its share, the urgent first."""
-        sockets = self._sockets
-        for channel, monitor in sockets.monitors.items():
+        for channel, monitor in self._sockets.monitors.items():
             if monitor in ready:
                 self._guarded(self._hear, channel, monitor, EVENTS_AT_ONCE)
         for channel in (Channel.PULSE, Channel.CONTROL):
-            if sockets.routers.get(channel) in ready:
-                self._intake.read(channel, sockets.routers)
+            if self._sockets.routers.get(channel) in ready:
+                self._intake.read(channel, self._sockets.routers)
         self._guarded(self._promises.write)
-        if sockets.zap in ready:
-            self._guarded(sockets.answer_zap)
+        if self._sockets.zap in ready:
+            self._guarded(self._sockets.answer_zap)
         if self._workers.has_news(ready):
             self._read_workers(ready)
-            self._workers.supply()
+            self._guarded(self._workers.supply)
         if self._kept.descriptor in ready:
-            for event in self._kept.news():
-                self._feed(event)
-        if sockets.routers.get(Channel.DATA) in ready:
-            self._intake.read(Channel.DATA, sockets.routers)
-            self._workers.supply()
+            self._feed(*self._kept.news())
+        if self._sockets.routers.get(Channel.DATA) in ready:
+            self._intake.read(Channel.DATA, self._sockets.routers)
+            self._guarded(self._workers.supply)
         self._guarded(self._links.serve, ready)
         self._guarded(self._pairing_listener.serve, ready)
 
@@ -241,8 +245,7 @@ class EventLoop:
             self._journal.cut(n_cut, most_bytes)
 
     def _end_hung(self, now_s: float) -> None:
-        for event in self._workers.hung(now_s, self._core.is_working):
-            self._feed(event)
+        self._feed(*self._workers.hung(now_s, self._core.is_working))
 
     def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
         """The device has to leave: notebooks are told, and have so long to move elsewhere.
@@ -393,8 +396,9 @@ class EventLoop:
             return
         self._feed(FromPeer(sender=sender, message=message, buffers=buffers))
 
-    def _feed(self, event: Event) -> None:
-        self._perform(self._handle(event))
+    def _feed(self, *events: Event) -> None:
+        for event in events:
+            self._perform(self._handle(event))
 
     def _handle(self, event: Event) -> list[Action]:
         now_s = time.monotonic()
@@ -479,15 +483,12 @@ class EventLoop:
             pass
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
-        if not isinstance(part, Span):
-            return part
-        if part.arena == "zeros":
-            return _ZEROS[: part.nbytes]
-        return self._workers.view(part)
+        if isinstance(part, Span):
+            return _ZEROS[: part.nbytes] if part.arena == "zeros" else self._workers.view(part)
+        return part
 
     def _start_workers(self) -> None:
-        for event in self._workers.start_due(time.monotonic()):
-            self._feed(event)
+        self._feed(*self._workers.start_due(time.monotonic()))
 
     def _read_workers(self, ready: Container[Any]) -> None:
         for number in self._workers.numbers:

@@ -84,6 +84,22 @@ def loop(tmp_path, noted, identity):
     made.close()
 
 
+@pytest.mark.parametrize("broken", [(WorkerPool, "supply"), (Core, "wake_s")])
+def test_what_raises_between_the_events_ends_no_agent(loop, noted, monkeypatch, broken):
+    step, faults = getattr(*broken), [KeyError("no lane")]
+
+    def fail_once(self, *given):
+        if faults:
+            raise faults.pop()
+        return step(self, *given)
+
+    monkeypatch.setattr(*broken, fail_once)
+    ticks = iter(range(3))
+    loop.run(lambda: setattr(loop, "stopping", next(ticks) == 2))
+    (text,) = {text for text in noted if "nobody is to blame" not in text}
+    assert "KeyError: 'no lane'" in text
+
+
 @pytest.mark.parametrize("broken", BREAKABLE)
 def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
     loop, noted, done, monkeypatch, broken
