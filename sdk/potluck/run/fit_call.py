@@ -225,7 +225,7 @@ class FitCall:
         """All its batches were handed out: wait for them."""
         engine, epoch = self._engine, self._stream.position.epoch - 1
         assert self._source is not None
-        self._source.epoch_over()
+        self._source.epoch_over(epoch)
         self._place()
         self._go_on(0)
         since = self._epoch_begun - engine.first_step
@@ -261,17 +261,18 @@ class FitCall:
         # callbacks, a loader and whoever waits for the fit may have changed what the trace has read
         engine.model.check_as_traced(train=True, constants=engine.loss_constants, quick=True)
         number = engine.next_step
-        settings = [source.settings(number)]
-        for later in range(1, self._n_steps(len(batch[0]))):
-            source.step_over()
-            settings.append(source.settings(number + later))
+        dtypes = {parameter.dtype for parameter in engine.model.trained}
+        settings = [source.settings(number, dtypes)]
+        for later in range(number + 1, number + self._n_steps(len(batch[0]))):
+            source.step_over(later - 1)
+            settings.append(source.settings(later, dtypes))
         if changed := set[str]().union(*map(source.changed, settings)):
             source.rate(changed, sum(settings, ()))
             surviving(engine, lambda: self._take(source))
         self._settings += settings
         rates = [row for each in settings if (row := source.rates(each)) is not None]
         surviving(engine, self._once(batch, rates))
-        source.step_over()
+        source.step_over(engine.next_step - 1)
 
     def _n_steps(self, rows: int) -> int:
         """That are taken on what is handed out at once."""

@@ -6,14 +6,14 @@ A torch optimizer is a description here: its class, its groups of parameters and
 scheduler or by hand, holds for the steps that are handed out from then on.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
-from potluck.graph.torch.state_names import device_name
-from potluck.run.optimizer_state import has_steps
-from potluck.run.optimizers import CLASSES, Adam, AdamW, Optimizer, check_steps
+from potluck.run.optimizers import Optimizer, check_steps
+from potluck.run.torch_optimizers import check_hooks, groups_of, optimizer_of
 from potluck.run.weight_update import (
     ParameterGroup,
     Update,
@@ -32,12 +32,8 @@ Factor = Callable[[int], float]
 Members = tuple[tuple["torch.Tensor", ...], ...]
 STEP, EPOCH = "step", "epoch"
 _GIVE_AGAIN = "Give the optimizer again: run.fit(data, optimizer=optimizer)."
-# settings of torch's optimizers that decide speed, or what schedulers note
-_WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
-_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-# settings that only one value is supported of
-_ONE_VALUE = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
+_SCHEDULE_GIVES = "It gives a factor of the rate: schedule=lambda step: min(1.0, (step + 1) / 100)."
+_RATES_OF_TORCH = "Look at the optimizer's param_groups, and at what changes them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +78,7 @@ class UpdateSource:
         self._schedule, self._every = schedule, every
         self._began = 0  # the step or epoch at which a scheduler stood at its beginning
         self._base = update.optimizers
+        self._tried: tuple[Optimizer, ...] = ()  # the latest that a step can be made with
         if schedule is not None:
             self.update = with_rates(update, _scheduled(schedule, update))
 
@@ -122,7 +119,8 @@ class UpdateSource:
             As for `source_of`; or what was kept for its steps so far is of no use to it now.
         """
         now = self._of_torch()
-        if not self.is_regrouped and not _fixed(self.update, self.changed(now), now):
+        is_of_old = not self.is_regrouped and _classes(now) == _classes(self._base)
+        if is_of_old and not _fixed(self.update, self.changed(now), now):
             return self
         groups = groups_of(model, self.torchs)
         update = replace(self.update, optimizer=groups[0].optimizer, groups=_needed(groups))
@@ -151,38 +149,60 @@ class UpdateSource:
         """Whether settings are expected to change from step to step."""
         return self._schedule is not None
 
-    def settings(self, step: int) -> tuple[Optimizer, ...]:
+    def settings(self, step: int, dtypes: Collection[str]) -> tuple[Optimizer, ...]:
         """Of each group, the optimizer with the settings of this step.
 
         Parameters
         ----------
         step
             Its number; steps are counted from 0.
+        dtypes
+            Of the weights that are trained.
 
         Raises
         ------
         UserError
-            They are not what they can be.
+            They are not what they can be, or no step can be made with them.
         """
-        if self.torchs is not None:
-            _check_hooks(self.torchs)
-            found = self._of_torch()
-            if len(found) != len(self._base):
-                raise UserError(
-                    "the optimizer has got another number of parameter groups.",
-                    next_step=_GIVE_AGAIN,
-                )
-            if self.is_regrouped:
-                raise UserError(
-                    "the groups of the optimizer hold other parameters than they did.",
-                    next_step=_GIVE_AGAIN,
-                )
-        else:
-            found = self._base
-        if self._schedule is None or is_scheduler(self._schedule):
-            return found
-        factor = self._schedule(step)
-        return tuple(each.times(float(factor)) for each in found)
+        by_function = self._schedule is not None and not is_scheduler(self._schedule)
+        factor = _factor(self._schedule, step) if by_function else 1.0
+        what = f" with schedule({step}) = {factor:g}" if by_function else ""
+        try:
+            found = self._now()
+            if by_function:
+                found = tuple(each.times(factor) for each in found)
+            if found != self._tried:
+                check_steps(found, dtypes)
+        except UserError as error:
+            way_on = _SCHEDULE_GIVES if by_function else _RATES_OF_TORCH
+            raise UserError(
+                f"step {step} (the first is 0) cannot be taken{what}: {error}",
+                next_step="" if error.next_step else way_on,
+            ) from error
+        self._tried = found
+        return found
+
+    def _now(self) -> tuple[Optimizer, ...]:
+        """Of each group, the optimizer as it is now, without the factor of a function."""
+        if self.torchs is None:
+            return self._base
+        check_hooks(self.torchs)
+        found = self._of_torch()
+        if len(found) != len(self._base):
+            raise UserError(
+                "the optimizer has got another number of parameter groups.", next_step=_GIVE_AGAIN
+            )
+        if self.is_regrouped:
+            raise UserError(
+                "the groups of the optimizer hold other parameters than they did.",
+                next_step=_GIVE_AGAIN,
+            )
+        if _classes(found) != _classes(self._base):
+            raise UserError(
+                "decoupled_weight_decay of the optimizer was changed while it trains.",
+                next_step=_GIVE_AGAIN,
+            )
+        return found
 
     def changed(self, settings: tuple[Optimizer, ...]) -> set[str]:
         """Which settings are others than those that devices know, and do not come with each step.
@@ -256,8 +276,8 @@ class UpdateSource:
         made = steps_made(self._schedule)
         is_same = saved is not None and (saved.name, saved.every) == (place.name, place.every)
         if saved is not None and is_same and not made:
-            for _ in range((step if self._every == STEP else stood) - saved.began):
-                self._go_on(self._every)
+            for number in range(saved.began, step if self._every == STEP else stood):
+                self._go_on(self._every, number)
         self._began = now - steps_made(self._schedule)
 
     def at_rest(self, update: Update) -> Update:
@@ -274,20 +294,70 @@ class UpdateSource:
             return update
         if self.is_regrouped:
             return update
-        return update.with_settings(self.settings(0))
+        return update.with_settings(self._now())
 
-    def step_over(self) -> None:
-        """A step was handed out."""
-        self._go_on(STEP)
+    def step_over(self, step: int) -> None:
+        """A step was handed out.
 
-    def epoch_over(self) -> None:
-        """An epoch was handed out."""
-        self._go_on(EPOCH)
+        Parameters
+        ----------
+        step
+            Its number.
 
-    def _go_on(self, what: str) -> None:
+        Raises
+        ------
+        UserError
+            A scheduler cannot go on.
+        """
+        self._go_on(STEP, step)
+
+    def epoch_over(self, epoch: int) -> None:
+        """An epoch was handed out.
+
+        Parameters
+        ----------
+        epoch
+            Its number.
+
+        Raises
+        ------
+        UserError
+            A scheduler cannot go on.
+        """
+        self._go_on(EPOCH, epoch)
+
+    def _go_on(self, what: str, number: int) -> None:
         if self._every == what and is_scheduler(self._schedule):
             self.torchs._opt_called = True  # as its step does; else torch warns
-            self._schedule.step()
+            with _named(f"{type(self._schedule).__name__}.step() after {what} {number}"):
+                self._schedule.step()
+
+
+@contextmanager
+def _named(call: str) -> Iterator[None]:
+    """What the user's schedule raises is told with the step that it was asked for."""
+    try:
+        yield
+    except Exception as error:  # it is code of others
+        raise UserError(
+            f"the schedule has failed: {call} raised {type(error).__name__}: {error!s:.200}"
+        ) from error
+
+
+def _factor(schedule: Factor, step: int) -> float:
+    """What a function gives for a step, as a number."""
+    with _named(f"schedule({step})"):
+        given = schedule(step)
+    try:
+        if not isinstance(given, str | bytes):
+            return float(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # of others' numbers, too
+        pass
+    raise UserError(f"schedule({step}) gave {given!r:.60}, no number.", next_step=_SCHEDULE_GIVES)
+
+
+def _classes(optimizers: Collection[Optimizer]) -> list[type[Optimizer]]:
+    return [type(each) for each in optimizers]
 
 
 def _members_of(optimizer: Any) -> "Members":
@@ -501,150 +571,3 @@ def _check_schedule(schedule: Any, every: str) -> None:
 def _needed(groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
     """One group of all parameters is no group."""
     return groups if len(groups) > 1 else ()
-
-
-# --- torch's optimizers -------------------------------------------------------------------------
-
-
-def groups_of(model: Any, optimizer: Any) -> tuple[ParameterGroup, ...]:
-    """The groups of a torch optimizer, with parameters as devices know them.
-
-    Raises
-    ------
-    UserError
-        Its class or a setting is not supported, or it is not for the weights that the model trains.
-    """
-    _check_torchs(optimizer)
-    names, trained = model.names_by_identity(), {parameter.name for parameter in model.trained}
-    pieces: dict[str, list[str]] = {}  # of each tensor that is cut
-    for name, piece in model.pieces.items():
-        pieces.setdefault(piece.whole, []).append(name)
-    groups, seen = [], set[str]()
-    for group in optimizer.param_groups:
-        labels = group.get("param_names") or [""] * len(group["params"])
-        pairs = zip(group["params"], labels, strict=True)
-        found = [_name_of(tensor, label, names, trained | pieces.keys()) for tensor, label in pairs]
-        pieces_found = [piece for name in found for piece in pieces.get(name, [name])]
-        members = tuple(name for name in pieces_found if name in trained and name not in seen)
-        seen.update(members)
-        groups.append(ParameterGroup(parameters=members, optimizer=optimizer_of(group, optimizer)))
-    if len({type(group.optimizer) for group in groups}) > 1:
-        raise UserError(
-            "the groups of the optimizer differ in decoupled_weight_decay, and devices take the "
-            "steps of one class.",
-            next_step="Give all groups the same.",
-        )
-    if missing := sorted(trained - seen):
-        raise UserError(
-            f"{missing[0]} is trained by the model, and the optimizer has it not"
-            f"{f' (nor {len(missing) - 1} others)' if len(missing) > 1 else ''}.",
-            next_step="Give it to the optimizer, or freeze it with requires_grad_(False) before "
-            "Model.from_torch.",
-        )
-    return tuple(groups)
-
-
-def _check_torchs(optimizer: Any) -> None:
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
-        raise UserError(
-            f"the optimizer is one of potluck's or of torch's, got {type(optimizer).__name__}.",
-            next_step="potluck.AdamW(lr), or torch.optim.AdamW(net.parameters(), lr)",
-        )
-    if _ours(optimizer) is None:
-        known = ", ".join(sorted(each.__name__ for each in CLASSES if each.__name__ != "Lion"))
-        raise UserError(
-            f"{type(optimizer).__module__}.{type(optimizer).__name__} is no optimizer that devices "
-            f"know; of torch.optim they know {known}.",
-            next_step="Lion is potluck.Lion(lr).",
-        )
-    _check_hooks(optimizer)
-    if any(len(state) for state in optimizer.state.values() if has_steps(state)):
-        raise UserError(
-            "the optimizer has made steps of its own, and devices begin without them.",
-            next_step="Make a new one; or save and resume the run: home.deploy(plan, resume=path).",
-        )
-
-
-def _check_hooks(optimizer: Any) -> None:
-    """Raise UserError where a step of the optimizer is more than that of its class."""
-    from torch.optim import optimizer as of_all
-
-    found = ""
-    if any(getattr(optimizer, name, None) for name in _STEP_HOOKS):
-        found = "has hooks on its step, which devices take without them"
-    elif any(getattr(of_all, name, None) for name in _HOOKS_OF_ALL):
-        found = "has hooks on its step, as all optimizers, which devices take without them"
-    elif _has_own_step(optimizer):
-        found = "has a step that was put in the place of its class's, which devices take"
-    if found:
-        raise UserError(
-            f"the optimizer {found}.",
-            next_step="Remove them (handle.remove()), or make a new one. Limits of gradients are "
-            "clip_norm= and clip_value=; what looks at the weights belongs into on_step.",
-        )
-
-
-def _has_own_step(optimizer: Any) -> bool:
-    """Whether its step is not that of its class. Schedulers put one around it, which counts."""
-    step = vars(optimizer).get("step", type(optimizer).step)
-    step = getattr(step, "__func__", step)
-    while getattr(step, "__globals__", {}).get("__name__") == "torch.optim.lr_scheduler":
-        step = step.__wrapped__
-    return step is not type(optimizer).step
-
-
-def _ours(optimizer: Any) -> type[Optimizer] | None:
-    """Our record for exactly this class of torch's."""
-    import torch
-
-    for each in CLASSES:
-        if type(optimizer) is getattr(torch.optim, each.__name__, None):
-            return each
-    return None
-
-
-def optimizer_of(group: Mapping[str, Any], optimizer: Any) -> Optimizer:
-    """The settings of one group of a torch optimizer.
-
-    Parameters
-    ----------
-    group
-        As in its `param_groups`.
-    optimizer
-        Whose it is.
-
-    Raises
-    ------
-    UserError
-        A setting is not supported.
-    """
-    made = _ours(optimizer)
-    assert made is not None  # it was checked
-    for name, only in _ONE_VALUE.items():
-        if group.get(name, only) != only:
-            raise UserError(f"{name}={group[name]!r} of the optimizer is not supported.")
-    if made in (Adam, AdamW):  # in torch one class, which each group's setting tells apart
-        made = AdamW if group.get("decoupled_weight_decay", made is AdamW) else Adam
-    known = {item.name for item in fields(made)}  # type: ignore[arg-type]
-    given = {name: _plain(value) for name, value in group.items() if name in known}
-    return made(**given)
-
-
-def _plain(value: Any) -> Any:
-    """A setting without tensors."""
-    if isinstance(value, tuple | list):
-        return tuple(_plain(part) for part in value)
-    return value.item() if hasattr(value, "item") else value
-
-
-def _name_of(tensor: Any, label: str, names: Mapping[int, str], trained: Collection[str]) -> str:
-    """What devices call a parameter; empty: the model's graph does not use it."""
-    if id(tensor) in names:
-        return names[id(tensor)]
-    if label and (name := device_name(label)) in trained:
-        return name
-    raise UserError(
-        f"the optimizer has a parameter of the shape {list(tensor.shape)} that is not the model's.",
-        next_step="Make it of the module that the model was made from: "
-        "torch.optim.AdamW(net.parameters()).",
-    )
