@@ -109,11 +109,11 @@ class ValueExchange:
         step = workspace.incoming.begin(
             key, message, data, about, sink=False, now_s=now_s, may_wait=may_wait
         )
+        workspace.n_moved += 1  # what is refused is nothing that gets on
         workspace.work.apply(step, now_s)
 
     def _about(self, workspace: Workspace, key: str, value: Value) -> Hashable:
         """What this value belongs to; None, and its sender knows, where it is here already."""
-        workspace.n_moved += 1
         about = workspace.work.expect(key, value)
         if about is None:
             known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
@@ -130,7 +130,9 @@ class ValueExchange:
             header = {name: getattr(message, name) for name in names}
             value = Value(**header, chunk_bytes=min(MAX_CHUNK_BYTES, max(1, message.nbytes)))
             if (about := self._about(workspace, key, value)) is not None:
-                workspace.work.apply(workspace.incoming.offer(key, value, about, now_s), now_s)
+                step = workspace.incoming.offer(key, value, about, now_s)
+                workspace.n_moved += 1
+                workspace.work.apply(step, now_s)
         except Unwanted as unwanted:
             self._reject(key, message.transfer, unwanted.code, str(unwanted))
         except WireError as error:

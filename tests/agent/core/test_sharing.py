@@ -4,7 +4,7 @@ neither can read, stall or end what the other one runs.
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from tests.agent.core.core_attack import CorePlay
@@ -66,6 +66,7 @@ from potluck_wire.messages import (
     Measure,
     Measured,
     MeasuredTask,
+    Offer,
     Ping,
     Pong,
     Prepare,
@@ -196,6 +197,34 @@ def test_a_value_for_anothers_run_is_not_taken(sender):
     (answer,) = talk.receive(value(), EIGHT, sender=sender)
     assert isinstance(answer.message, Rejected)
     assert (answer.key, answer.message.code) == (sender.key, RefusalCode.DOCUMENT)
+
+
+def test_what_another_notebook_is_refused_is_no_progress_of_this_one():
+    talk = both(*PROGRAM)
+    talk.receive(RUN)
+    progress = progress_of(talk)
+    wrong = [value(), value("a"), value(step=9), value(program="o"), value(epoch=7)]
+    offers = [offered(replace(each, transfer=10), b"c" * 32) for each in wrong]
+    for foreign in wrong:
+        (answer,) = talk.receive(foreign, EIGHT, sender=OTHER_SENDER)
+        assert isinstance(answer.message, Rejected)
+    for foreign in offers:
+        (answer,) = talk.receive(foreign, sender=OTHER_SENDER)
+        assert isinstance(answer.message, Rejected)
+    assert progress_of(talk) == progress
+    talk.receive(value(), EIGHT)
+    assert progress_of(talk) > progress
+
+
+def progress_of(talk):
+    (pong,) = to(OWNER_KEY, talk.receive(Ping(seq=1)))
+    return pong.progress
+
+
+def offered(header, content):
+    """The offer of a value."""
+    known = {field.name: getattr(header, field.name) for field in fields(Offer)}
+    return Offer(**{**known, "content": content})
 
 
 # --- memory ---------------------------------------------------------------------------------------
