@@ -27,11 +27,13 @@ from potluck.serve.runtime.pending_requests import (
     LOSSES,
     TRIES,
     ComputedBatch,
+    Part,
     Pending,
     RequestRow,
     apart,
     calls_of,
     closed,
+    failures_of_requests,
     joined,
     refusal,
 )
@@ -53,8 +55,7 @@ from potluck.serve.scheduling.events import (
 from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.known_servers import NoView
 from potluck.serve.scheduling.node import OURS, Policy, ServerNode
-from potluck.serve.scheduling.records import Request
-from potluck.serve.scheduling.records import ServiceSpec as Record
+from potluck.serve.scheduling.records import Request, ServiceSpec
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 from potluck.serve.stats import CLOSED, NOBODY, TOO_MANY_ROWS, Counts, ServiceStats
 from potluck_wire.messages import RefusalCode
@@ -96,7 +97,7 @@ class Dispatch:
     ) -> None:
         self._compute = compute
         self.clock = clock
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, ServiceSpec] = {}
         self.counts: dict[str, Counts] = {}
         self.lost = threading.Event()  # a device went
         rng = Random(seed)
@@ -119,7 +120,7 @@ class Dispatch:
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ServiceSpec) -> None:
         """Serve this from now on, once it is placed."""
         with self._turn():
             if record.name not in self.records:  # one of this name may have been served before
@@ -173,7 +174,7 @@ class Dispatch:
             counts = self.counts.get(name, Counts())
             pending = Pending(name, inputs, rows, now_s, limit_s, answer, counts)
             if record is None or self._closed or not is_open():
-                self._give(lambda: pending.future.set_exception(closed(name, pending.limit_s)))
+                self._settled.append(partial(pending.future.set_exception, closed(name, limit_s)))
                 return pending
             counts.n_asked += 1
             if rows > record.max_queue:
@@ -314,9 +315,6 @@ class Dispatch:
         finally:
             self._is_going_on = False
 
-    def _give(self, give: Callable[[], None]) -> None:
-        self._settled.append(give)
-
     def _carry_out(self, action: Action, begins: Begins | None) -> None:
         match action:
             case ComputeBatch():
@@ -382,7 +380,7 @@ class Dispatch:
         for number in pending.numbers:
             self._rows.pop(number, None)
         give = pending.give if error is None else partial(pending.future.set_exception, error)
-        self._give(give)
+        self._settled.append(give)
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -428,10 +426,14 @@ class Dispatch:
             if not (rows := self._in_time(batch, batch.calls.popleft())):
                 continue
             batch.called_s = self.clock()
+            left_s = max(row.pending.deadline_s for row in rows) - batch.called_s
             try:
-                in_flight = self._compute(
-                    batch.pool[0], batch.loaded, joined(rows), len(rows), self._left_s(rows)
-                )
+                with failures_of_requests():
+                    inputs, loaded = joined(rows), batch.loaded
+                    in_flight = self._compute(batch.pool[0], loaded, inputs, len(rows), left_s)
+            except RequestFailed as error:
+                self._failed(batch, rows, error)
+                continue
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
@@ -452,12 +454,10 @@ class Dispatch:
         with self._turn():
             batch.call_ended(len(rows), self.clock())
             try:
-                outputs = in_flight.wait()
+                with failures_of_requests():
+                    parts = apart(in_flight.wait(), len(rows))
             except RequestFailed as error:
-                if len(rows) == 1:
-                    self._fail(rows[0].pending, error)
-                else:  # one of them is to blame
-                    batch.calls.extendleft([row] for row in reversed(rows))
+                self._failed(batch, rows, error)
             except NotServed as refused:
                 self._elsewhere(batch, rows, refused)
                 return
@@ -469,14 +469,18 @@ class Dispatch:
                 self._lost(batch, rows, error)
                 return
             else:
-                self._answered(rows, outputs, batch.computed(in_flight.devices, rows, self.clock()))
+                self._answered(rows, parts, batch.computed(in_flight.devices, rows, self.clock()))
             self._call(batch)
 
-    def _answered(
-        self, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]", computed: ComputedBatch
-    ) -> None:
+    def _failed(self, batch: Batch, rows: list[RequestRow], error: RequestFailed) -> None:
+        if len(rows) == 1:
+            self._fail(rows[0].pending, error)
+        else:  # one of them is to blame
+            batch.calls.extendleft([row] for row in reversed(rows))
+
+    def _answered(self, rows: list[RequestRow], parts: list[Part], computed: ComputedBatch) -> None:
         rows[0].pending.counts.computed(computed.devices, computed.rows)
-        for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
+        for row, part in zip(rows, parts, strict=True):
             pending = row.pending
             if pending.is_over:
                 continue
@@ -484,10 +488,6 @@ class Dispatch:
             if pending.put(row.index, part, computed):
                 self._over(pending, None)
                 pending.counts.answered(pending.taken_s, pending.queue_s, late=pending.is_late)
-
-    def _left_s(self, rows: list[RequestRow]) -> float:
-        """Until the last of them must be answered."""
-        return max(row.pending.deadline_s for row in rows) - self.clock()
 
     def _elsewhere(self, batch: Batch, rows: list[RequestRow], refused: NotServed) -> None:
         """The device would not, or whom it handed them on to: what is left of the batch is decided

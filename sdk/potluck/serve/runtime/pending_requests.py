@@ -4,18 +4,21 @@ others and put together again.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from potluck.errors import NotServed
+from potluck.errors import NotServed, PotluckError, RequestFailed
 from potluck.serve.stats import CLOSED, TOO_MANY_ROWS, Counts
+from potluck_wire.limits import clip
 from potluck_wire.messages import FailureCause
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+Part: TypeAlias = "list[torch.Tensor]"  # of one row, of every output; each [k, ...]
 LOSSES = frozenset(
     {FailureCause.CRASHED, FailureCause.HUNG, FailureCause.MEMORY, FailureCause.INTERNAL}
 )  # of a worker, which the row may be to blame for
@@ -217,6 +220,25 @@ def joined(rows: Sequence[RequestRow]) -> "list[torch.Tensor]":
     return [torch.cat(parts) for parts in zip(*(row.inputs for row in rows), strict=True)]
 
 
+@contextmanager
+def failures_of_requests() -> Iterator[None]:
+    """What nobody foresaw while rows are put together or taken apart, such as a lack of memory
+    here, is a failure of these rows: others are computed.
+
+    Raises
+    ------
+    RequestFailed
+        In place of it.
+    """
+    try:
+        yield
+    except (PotluckError, CancelledError):
+        raise
+    except Exception as error:
+        text = f"these rows cannot be computed: {type(error).__name__}: {error}"
+        raise RequestFailed(clip(text)) from error
+
+
 def in_turn(asked: Iterable[T], most: int) -> Iterator[T]:
     """What is asked, in its order; the next one is asked for when less than so many are out.
 
@@ -247,7 +269,7 @@ def in_turn(asked: Iterable[T], most: int) -> Iterator[T]:
     yield from out
 
 
-def apart(outputs: "Sequence[torch.Tensor]", n_rows: int) -> "list[list[torch.Tensor]]":
+def apart(outputs: "Sequence[torch.Tensor]", n_rows: int) -> list[Part]:
     """Of each row its part of every output; what has no rows is everybody's.
 
     Parameters
@@ -259,7 +281,7 @@ def apart(outputs: "Sequence[torch.Tensor]", n_rows: int) -> "list[list[torch.Te
     """
     if n_rows == 1:
         return [[*outputs]]
-    found: list[list[torch.Tensor]] = [[] for _ in range(n_rows)]
+    found: list[Part] = [[] for _ in range(n_rows)]
     for tensor in outputs:
         k = tensor.shape[0] // n_rows if tensor.ndim else 0
         for index, row in enumerate(found):

@@ -160,6 +160,35 @@ def test_each_request_is_answered_rightly_or_refused_once_whatever_devices_do(se
     assert stats.n_answered + stats.n_refused + stats.n_failed == stats.n_asked == len(asked)
 
 
+@pytest.mark.parametrize("where", ["putting together", "taking apart"])
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError, ValueError])
+def test_what_nobody_foresaw_fails_those_rows_and_keeps_no_device(where, kind):
+    """As a lack of memory on the computer that asks."""
+
+    def compute(name, loaded, inputs, rows, left_s):
+        if where == "putting together" and POISON in inputs[0]:
+            raise kind("no room")
+        return sound(name, loaded, inputs, rows, left_s)
+
+    def does(device, x):
+        return kind("no room") if where == "taking apart" and POISON in x else None
+
+    home = ScriptedHome(does, fast=("a",), slow=())
+    sound, home.dispatch = home.compute, Dispatch(compute)
+    home.dispatch.add(home.record)
+    home.place()
+    for _ in range(8):
+        first, poisoned, last = home.ask(1.0), home.ask(2.0, POISON), home.ask(3.0)
+        home.go_on()
+        found = outcome(poisoned[0])
+        assert isinstance(found, RequestFailed)
+        assert f"{kind.__name__}: no room" in str(found)
+        for pending, expected in (first, last):
+            assert torch.equal(outcome(pending), expected)
+    stats = home.dispatch.stats("birds")
+    assert (stats.n_answered, stats.n_failed, stats.n_under_way) == (16, 8, 0)
+
+
 def test_the_rows_of_a_request_are_computed_together():
     home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
     pending, expected = home.ask(*map(float, range(7)))
