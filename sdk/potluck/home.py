@@ -590,6 +590,7 @@ class Home(SharedHome, Shown):
             A device needs more memory than it may use; nothing was loaded.
         """
         from potluck.profile.measure import name_of, need_model
+        from potluck.profile.profiles import Profile
         from potluck.run.deploy import deploy
 
         if not isinstance(plan, Plan):
@@ -604,6 +605,8 @@ class Home(SharedHome, Shown):
                 next_step="Pass it: home.deploy(plan, model).",
             )
         need_model(chosen, "deployed")
+        if profile is not None and not isinstance(profile, Handle | Profile):
+            raise UserError(f"profile is one of home.profile(model), got {type(profile).__name__}.")
         self._models[name_of(chosen)] = chosen
 
         def work(task: Task) -> "Run":

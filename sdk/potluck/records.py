@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from potluck import display_hooks
+from potluck.argument_checks import check_flags
 from potluck.display_hooks import Shown
 from potluck.errors import PlanError, UserError
 from potluck.provenance import ASSUMED, MARKS, UNKNOWN, worst
@@ -415,6 +416,7 @@ class Training:
         _rows("batch", self.batch)
         _rows("micro_batch", self.micro_batch)
         _positive("optimizer_copies", self.optimizer_copies, zero=True)
+        check_flags(clipped=self.clipped, bfloat16_moments=self.bfloat16_moments)
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise UserError(
                 f"A batch of {self.batch} rows cannot be split into micro-batches of "
@@ -440,6 +442,7 @@ class Inference:
 
     def __post_init__(self) -> None:
         _rows("batch", self.batch)
+        check_flags(streaming=self.streaming)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

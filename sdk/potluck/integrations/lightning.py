@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils import _pytree as pytree
 
+from potluck.argument_checks import check_flags
 from potluck.errors import PotluckError, UserError
 from potluck.graph.model import Model
 from potluck.integrations.lightning_hooks import UNKNOWN, BatchIndex, check_hooks, looked_at
@@ -72,6 +73,7 @@ class HomeStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__(**kwargs)
         self._steps = Steps(home, qoe, choose)
+        check_flags(weights_each_step=weights_each_step, or_none=True)
         self._each_step = weights_each_step
         self._is_looked_at = False
         self._paths: tuple[Any, ...] = ()  # of the tensors of a batch, in order

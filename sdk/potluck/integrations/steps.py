@@ -41,6 +41,22 @@ def fastest(plans: "Plans") -> "Plan":
     return plans.best
 
 
+def _check_given(home: Any, qoe: Any, choose: Any) -> None:
+    from potluck.home import Home
+
+    if not isinstance(home, Home):
+        raise UserError(
+            f"home is a potluck.Home, got {type(home).__name__}.", next_step="home=potluck.Home()"
+        )
+    if not isinstance(qoe, QoE | None):
+        raise UserError(f"qoe is a potluck.QoE, got {type(qoe).__name__}.")
+    if not callable(choose):
+        raise UserError(
+            f"choose is called with the plans, got {type(choose).__name__}.",
+            next_step="choose=lambda plans: plans.best",
+        )
+
+
 class Steps:
     """What a training loop needs of a home.
 
@@ -52,9 +68,15 @@ class Steps:
         Limits of the plan; None: none.
     choose
         Takes one of the plans.
+
+    Raises
+    ------
+    UserError
+        One of them is something else.
     """
 
     def __init__(self, home: "Home", qoe: QoE | None, choose: Choose) -> None:
+        _check_given(home, qoe, choose)
         self._home, self._qoe = home, qoe
         self._choose = choose
         self._is_stale = False

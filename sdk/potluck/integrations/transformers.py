@@ -7,6 +7,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from potluck.argument_checks import check_flags
 from potluck.errors import UserError
 from potluck.graph.model import Model
 from potluck.graph.torch.own_loss import OwnLoss
@@ -67,6 +68,7 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     ) -> None:
         super().__init__(*args, **kwargs)
         self._check()
+        check_flags(weights_each_step=weights_each_step, or_none=True)
         self._each_step = weights_each_step
         self._steps = Steps(home, qoe, choose)
         self._batches: list[Any] = []

@@ -11,6 +11,7 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.argument_checks import number_of
 from potluck.errors import DeviceGone, ModelError, UserError
 from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
@@ -256,7 +257,7 @@ def _check_search(objective: str, deadline_s: float | None, bandwidths: Sequence
             next_step='Write objective="energy", deadline_s=0.2.',
         )
     if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
-        raise UserError(f"a deadline is in seconds, above zero; got {deadline_s!r:.40}.")
+        raise UserError(f"deadline_s is in seconds, above zero; got {deadline_s!r:.40}.")
     rates = (
         bandwidths if isinstance(bandwidths, Sequence) and all(map(_is_number, bandwidths)) else ()
     )
@@ -267,7 +268,7 @@ def _check_search(objective: str, deadline_s: float | None, bandwidths: Sequence
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return (number := number_of(value)) is not None and math.isfinite(number)
 
 
 def read_model(model: Any, example: Any) -> tuple[Any, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.graph.arguments import Arguments
+from potluck.graph.traced import MAX_SIZE
 from potluck.records import Segment
 from potluck.run.array_files import ArrayFiles
 from potluck.run.batches import batches, is_whole
@@ -505,10 +506,10 @@ def check_iterable(data: Any, epochs: int) -> None:
         It cannot be gone through, or not so often.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
+        raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r:.60}.")
     if not isinstance(data, Iterable):
         raise UserError(
-            f"training takes batches, got {type(data).__name__}.", next_step="Give it a DataLoader."
+            f"data are batches, got {type(data).__name__}.", next_step="Give it a DataLoader."
         )
     if isinstance(data, Iterator) and epochs > 1:
         raise UserError(
@@ -536,8 +537,11 @@ def check_accumulate(
     UserError
         It is no number of batches, the loss compares the rows of one, or steps are to be late.
     """
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise UserError(f"accumulate is a number of batches of 1 or more, got {accumulate!r}.")
+    is_whole_number = isinstance(accumulate, int) and not isinstance(accumulate, bool)
+    if not is_whole_number or not 1 <= accumulate <= MAX_SIZE:
+        raise UserError(
+            f"accumulate is a number of batches from 1 to {MAX_SIZE:,}, got {accumulate!r:.60}."
+        )
     if accumulate > 1 and any(segment.whole_batch for segment in segments):
         raise UserError(
             "the loss compares the rows of a batch; accumulate= would put several together.",

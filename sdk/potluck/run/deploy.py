@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.lightweight_replay import POLICIES, SOONEST
+from potluck.argument_checks import check_flags, number_of
 from potluck.documents import file_path
 from potluck.errors import FileError, OutOfMemory, UserError
 from potluck.handle import Task
@@ -91,6 +92,7 @@ def deploy(
     if patience_s is None:
         patience_s = PATIENCE_S if plan.training else ANSWER_PATIENCE_S
     _check(seed, recovery, refine_s=refine_s, patience_s=patience_s)
+    check_flags(order_transfers=order_transfers, or_none=True)
     check_protect(protect, training=plan.training)
     source = source_of(model, optimizer) if optimizer is not None else None
     model.check_as_traced(train=plan.training)
@@ -144,12 +146,9 @@ def deploy(
 
 def _check(seed: int, recovery: str, **seconds: float) -> None:
     for name, given in seconds.items():
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not 0 <= given < float("inf")
-        ):
-            raise UserError(f"{name} is a number of seconds, 0 or more, got {given!r}.")
+        number = number_of(given)
+        if number is None or not 0 <= number < float("inf"):
+            raise UserError(f"{name} is a number of seconds, 0 or more, got {given!r:.60}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
     if not isinstance(recovery, str) or recovery not in POLICIES:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from potluck.argument_checks import check_flags, number_of
 from potluck.errors import PlanError, UserError
 from potluck.handle import Task
 from potluck.records import Plan, Problem, Trace
@@ -332,6 +333,7 @@ def adapts(
     UserError
         That cannot be asked for.
     """
+    check_flags(adapt=adapt, or_none=True)
     if is_late and (adapt or deadline_s is not None):
         raise UserError(
             "plans change by what a step takes, and steps whose updates come late are in each "
@@ -341,8 +343,9 @@ def adapts(
     if deadline_s is not None:
         if adapt:
             raise UserError("a deadline chooses the plans: adapt=True is not for it.")
-        if isinstance(deadline_s, bool) or not deadline_s > 0 or not isfinite(deadline_s):
-            raise UserError(f"deadline_s is a number of seconds to come, got {deadline_s!r}.")
+        seconds = number_of(deadline_s)
+        if seconds is None or not seconds > 0 or not isfinite(seconds):
+            raise UserError(f"deadline_s is a number of seconds to come, got {deadline_s!r:.60}.")
     if (adapt or deadline_s is not None) and problem is None:
         raise UserError(
             "a run adapts by what its profile predicts, and there is none.",

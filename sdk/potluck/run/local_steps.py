@@ -19,6 +19,7 @@ from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from potluck.argument_checks import number_of
 from potluck.errors import DeviceError, HomeError, PotluckError, UserError
 from potluck.handle import Handle, Task
 from potluck.run.batches import as_tuple
@@ -43,7 +44,8 @@ class OuterStep:
 
     def __post_init__(self) -> None:
         for name, value in (("lr", self.lr), ("momentum", self.momentum)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            number = number_of(value)
+            if number is None or not isfinite(number):
                 raise UserError(f"the outer step's {name} is a number, got {value!r}.")
         if self.lr <= 0:
             raise UserError(f"the outer step's lr is above 0, got {self.lr!r}.")

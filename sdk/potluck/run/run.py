@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.adapter import Decision
+from potluck.argument_checks import check_flags
 from potluck.errors import PlanError, PotluckError, UserError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.state_names import check_shapes
@@ -349,6 +350,7 @@ class Run(Watched, Writes):
         engine = self._engine
         engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
+        check_flags(resume=resume)
         check_iterable(data, epochs)
         check_accumulate(accumulate, engine.compiled_plan.segments, one_step_late)
         request = UpdateRequest(

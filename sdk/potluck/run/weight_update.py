@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
+from potluck.argument_checks import number_of
 from potluck.errors import UserError
 from potluck.run.optimizers import AdamW, Optimizer, read_optimizer
 from potluck.schedule.step_update import NormLimit, StepUpdate
@@ -18,6 +19,13 @@ from potluck_wire.optimizers import AVERAGE, HALVES, KINDS, OLDER, Setting, slot
 
 GROWTH_STEPS = 2000  # the factor of a scaled loss doubles after so many finite steps, as torch's
 ANY_NORM = 1e300
+MAX_LATE = 1 << 20  # steps in a row: what goes through a pipeline at once has no more rows
+# fields that are limited: what `fit` calls them, and the largest
+_NUMBERS = (
+    ("clip_norm", "clip_norm", inf),
+    ("clip_value", "clip_value", inf),
+    ("average", "ema", 1),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +58,15 @@ class Update:
     one_step_late: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("clip_norm", 0, inf), ("clip_value", 0, inf), ("average", 0, 1)):
+        for name, called, high in _NUMBERS:
             given = getattr(self, name)
             if given is not None:
-                number = _number(name, given, low, high)
+                number = _number(called, given, 0, high)
                 object.__setattr__(self, name, number if isfinite(number) else None)
-        if isinstance(self.norm_order, bool) or not self.norm_order > 0:
-            raise UserError(f"norm_order is a number above 0, or inf, got {self.norm_order!r}.")
+        order = number_of(self.norm_order)
+        if order is None or not order > 0:
+            raise UserError(f"norm_order is a number above 0, or inf, got {self.norm_order!r:.60}.")
+        object.__setattr__(self, "norm_order", order)
         if self.clip_norm is not None and self.clip_value is not None:
             raise UserError(
                 "clip_norm and clip_value are given: which comes first is not known.",
@@ -68,8 +78,10 @@ class Update:
         late = self.one_step_late
         if late is None:
             return
-        if isinstance(late, bool) or not isinstance(late, int) or late < 2:
-            raise UserError(f"one_step_late is a number of steps of 2 or more, got {late!r}.")
+        if isinstance(late, bool) or not isinstance(late, int) or not 2 <= late <= MAX_LATE:
+            raise UserError(
+                f"one_step_late is a number of steps from 2 to {MAX_LATE:,}, got {late!r:.60}."
+            )
         if self.clip_norm is not None:
             raise UserError(
                 "clip_norm looks at the gradients of all stages before any takes its step; updates "
@@ -358,7 +370,8 @@ def _carried(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def _number(name: str, given: Any, low: float, high: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
+    number = number_of(given)
+    if number is None or not low <= number <= high:
         bound = f"from {low} to {high:g}" if isfinite(high) else f"of {low} or more"
-        raise UserError(f"{name} is a number {bound}, got {given!r}.")
-    return float(given)
+        raise UserError(f"{name} is a number {bound}, got {given!r:.60}.")
+    return number

@@ -152,7 +152,7 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
         ({"bandwidths": (1e6, 0.0)}, "bandwidths ascend from zero"),
         ({"bandwidths": (0.0, float("nan"))}, "bandwidths ascend from zero"),
         ({"bandwidths": 5}, "bandwidths ascend from zero"),
-        ({"objective": "energy", "deadline_s": 0}, "a deadline is in seconds, above zero"),
+        ({"objective": "energy", "deadline_s": 0}, "deadline_s is in seconds, above zero"),
         ({"example": None}, "an example of the input is needed"),
         ({"example": torch.zeros(1, 3, 8, 8).numpy()}, "an example is a torch tensor.*as_tensor"),
         ({"example": (torch.zeros(1, 3), torch.zeros(1))}, "requests of one input; here are 2"),

@@ -117,7 +117,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
             lambda home, run: home.deploy(run.plan, refine_s=-1).wait(),
             "refine_s is a number of seconds, 0 or",
         ),
-        (lambda home, run: run.fit(3), "training takes batches, got int"),
+        (lambda home, run: run.fit(3), "data are batches, got int"),
         (
             lambda home, run: run.fit(DATA, epochs=1.5),
             "epochs is a whole number of 1 or more, got 1.5",

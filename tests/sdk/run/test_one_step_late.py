@@ -392,8 +392,8 @@ def test_a_saved_run_goes_on_with_the_next_row(home, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"one_step_late": 1}, "a number of steps of 2 or more, got 1"),
-        ({"one_step_late": True}, "a number of steps of 2 or more, got True"),
+        ({"one_step_late": 1}, "a number of steps from 2 to 1,048,576, got 1"),
+        ({"one_step_late": True}, "a number of steps from 2 to 1,048,576, got True"),
         ({"one_step_late": 4, "accumulate": 2}, "accumulate"),
         ({"one_step_late": 4, "clip_norm": 1.0}, "clip_norm looks at the gradients of all stages"),
         ({"one_step_late": 4, "adapt": True}, "Leave out adapt="),

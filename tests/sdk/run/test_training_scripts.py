@@ -143,7 +143,7 @@ def test_what_a_callback_raises_ends_the_training_with_it(pair):
         ({"clip_norm": True}, "clip_norm is a number"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "which comes first"),
         ({"norm_order": 0}, "norm_order"),
-        ({"ema": 1.5}, "average is a number from 0 to 1"),
+        ({"ema": 1.5}, "ema is a number from 0 to 1"),
         ({"schedule": 3}, "a schedule is one of torch's"),
         ({"schedule": lambda step: 1.0, "schedule_every": "epoch"}, "for a scheduler of torch"),
         ({"schedule_every": "week"}, '"step" or "epoch"'),

@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from math import inf, isfinite
+from math import inf
 from numbers import Real
+from sys import float_info
 
 from potluck.errors import UserError
 
@@ -38,7 +39,7 @@ def check_number(what: str, value: object, *, zero: bool = False) -> None:
         Names the field and what it got.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):  # type: ignore[arg-type,operator]
+    if not number or not 0 <= value <= float_info.max or (value == 0 and not zero):  # type: ignore[operator]
         wanted = "zero or more" if zero else "above zero"
         raise UserError(f"{what} must be a finite number, {wanted}, got {value!r}.")
 
