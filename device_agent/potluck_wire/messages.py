@@ -168,6 +168,7 @@ class Prepare(Message):
     one, and only runs forward. `memory_bytes` is what the plan says it needs here. `credit_along`
     (since 1.5): all devices of the run know `Value.received`. `lease`, `term` (since 1.9): that of
     the coordinator who trains it, see `Lease`; refused with `old-term` where a newer one has begun.
+    A newer term than the device knows is believed: others promised it.
     """
 
     run: str = ""

@@ -589,8 +589,7 @@ class Home(SharedHome, Shown):
         OutOfMemory
             A device needs more memory than it may use; nothing was loaded.
         """
-        from potluck.profile.measure import name_of, need_model
-        from potluck.profile.profiles import Profile
+        from potluck.profile.measure import name_of, need_model, need_profile
         from potluck.run.deploy import deploy
 
         if not isinstance(plan, Plan):
@@ -605,8 +604,7 @@ class Home(SharedHome, Shown):
                 next_step="Pass it: home.deploy(plan, model).",
             )
         need_model(chosen, "deployed")
-        if profile is not None and not isinstance(profile, Handle | Profile):
-            raise UserError(f"profile is one of home.profile(model), got {type(profile).__name__}.")
+        need_profile(profile)
         self._models[name_of(chosen)] = chosen
 
         def work(task: Task) -> "Run":

@@ -477,8 +477,9 @@ ROWS: dict[str, Row] = {
             "test_one_lie_about_terms_does_not_keep_it_from_acting_for_ever "
             "test_the_search_finds_a_device_that_forgets_what_is_held",
         ),
-        "whoever knows a lease's name may ask for it once its time is over; the name is a digest "
-        "that those have who share the job",
+        "whoever is paired and knows a lease's name may ask for it once its time is over, or end its "
+        "run on a device with a plan of a newer term, which is believed; the name is a digest that "
+        "those have who share the job",
     ),
     "S18": Row(
         "a coordinator, or a notebook that is known, asks another coordinator to be let in, for "

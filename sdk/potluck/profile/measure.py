@@ -13,7 +13,7 @@ from typing import Any
 
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.backends import WEIGHT_COPIES, kind_on
-from potluck.handle import Task
+from potluck.handle import Handle, Task
 from potluck.profile.assumed_power import assumed_watts
 from potluck.profile.call_cost import NO_CALL
 from potluck.profile.device_bench import MAX_REPEATS, Bench, possible_rows
@@ -383,6 +383,23 @@ def need_model(model: Any, what: str) -> None:
             f"a potluck.Model is {what}, got {type(model).__name__}.",
             next_step="Make one: potluck.Model.from_torch(net, example), or .from_onnx(path).",
         )
+
+
+def need_profile(profile: Any) -> None:
+    """See that it is a profile, or one that is being made, or none.
+
+    Parameters
+    ----------
+    profile
+        What a user gave.
+
+    Raises
+    ------
+    UserError
+        It is something else.
+    """
+    if profile is not None and not isinstance(profile, Handle | Profile):
+        raise UserError(f"profile is one of home.profile(model), got {type(profile).__name__}.")
 
 
 def name_of(model: Any) -> str:

@@ -238,7 +238,8 @@ def test_a_run_closes_in_the_middle_of_a_step_however_long_that_takes(monkeypatc
     with potluck.Home.lab([Spec(name=A, slowdown=1000)]) as home:
         plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=8)
         run = home.deploy(plan, model).wait()
-        engine, begun, steps = engine_of(run), threading.Event(), []
+        engine, begun = engine_of(run), threading.Event()
+        steps = []
         result = engine.result
 
         def watched(step):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 from numbers import Real
-from sys import float_info
 
 from potluck.errors import UserError
 
 BATCHES = tuple(2**power for power in range(10))  # section 4.1: profiled from 2^0 to 2^9
 REPLICAS = tuple(2**power for power in range(5))  # section 4.1: from 2^0 to 2^4 side by side
+MOST = 1e300  # of any number that is given: what is counted with it stays finite
 
 
 def check_number(what: str, value: object, *, zero: bool = False) -> None:
@@ -39,7 +39,7 @@ def check_number(what: str, value: object, *, zero: bool = False) -> None:
         Names the field and what it got.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value <= float_info.max or (value == 0 and not zero):  # type: ignore[operator]
+    if not number or not 0 <= value <= MOST or (value == 0 and not zero):  # type: ignore[operator]
         wanted = "zero or more" if zero else "above zero"
         raise UserError(f"{what} must be a finite number, {wanted}, got {value!r}.")
 

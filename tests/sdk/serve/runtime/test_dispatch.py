@@ -178,9 +178,10 @@ def test_what_nobody_foresaw_fails_those_rows_and_keeps_no_device(where, kind):
     home.dispatch.add(home.record)
     home.place()
     for _ in range(8):
-        first, poisoned, last = home.ask(1.0), home.ask(2.0, POISON), home.ask(3.0)
+        first, (poisoned, _) = home.ask(1.0), home.ask(2.0, POISON)
+        last = home.ask(3.0)
         home.go_on()
-        found = outcome(poisoned[0])
+        found = outcome(poisoned)
         assert isinstance(found, RequestFailed)
         assert f"{kind.__name__}: no room" in str(found)
         for pending, expected in (first, last):
