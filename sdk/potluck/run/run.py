@@ -363,8 +363,7 @@ class Run(Watched, Writes):
             ema=ema,
             one_step_late=one_step_late,
         )
-        # what is wrong with them is told here
-        request.over(engine.model, in_use(engine), has_begun=has_begun(engine))
+        request.over(engine.model, in_use(engine), has_begun=has_begun(engine))  # it may refuse
         watching = FitCallbacks(
             on_step=on_step, on_epoch=on_epoch, log=log, save_to=save_to, save_every=save_every
         )
