@@ -10,8 +10,6 @@ from potluck.run.optimizer_state import has_steps
 from potluck.run.optimizers import CLASSES, Adam, AdamW, Optimizer
 from potluck.run.weight_update import ParameterGroup
 
-# settings of torch's optimizers that decide speed, or what schedulers note
-_WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 # settings that only one value is supported of
