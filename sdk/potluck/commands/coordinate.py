@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.commands.options import port
+
 if TYPE_CHECKING:
     from potluck.coordinator.coordinator import Coordinator
 
@@ -27,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="listen here, for notebooks on other computers (default: this computer alone)",
     )
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="listen at this port (default: a free one)"
+        "--port",
+        type=port,
+        default=0,
+        metavar="N",
+        help="listen at this port (default: a free one)",
     )
     parser.add_argument(
         "--trust",
@@ -127,5 +133,7 @@ def _check(args: argparse.Namespace) -> None:
     odd = [key for key in args.trust if not is_key(key)]
     if odd:
         raise UserError(f"--trust {odd[0]!r} is not a key: 40 characters of Z85 are expected.")
+    if args.key and not args.join:
+        raise UserError("--key is of the coordinator that is joined.", next_step="Give its --join.")
     if args.data and not Path(args.data).is_dir():
         raise UserError(f"--data {args.data!r} is no folder.")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from potluck.commands.options import wait_s
 from potluck.errors import HomeError
 from potluck.sanitized_text import harmless
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long to listen, and addresses to ask besides."""
     parser.add_argument(
-        "--wait", type=float, default=3.0, metavar="S", help="listen so long for mDNS (default: 3)"
+        "--wait", type=wait_s, default=3.0, metavar="S", help="listen so long for mDNS (default: 3)"
     )
     parser.add_argument(
         "peers", nargs="*", metavar="ADDRESS", help="ask these addresses instead of listening"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.commands.options import wait_s
 from potluck.discover.reaching import connect
 from potluck_wire.addresses import VIRTUAL
 from potluck_wire.install_hints import install
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long to listen."""
     parser.add_argument(
         "--wait",
-        type=float,
+        type=wait_s,
         default=3.0,
         metavar="S",
         help="listen so long for devices (default: 3)",

@@ -8,6 +8,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from potluck.commands.options import wait_s
 from potluck.errors import PairingError, UserError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--code", help="the code or token; without it, you are asked for it")
     parser.add_argument(
-        "--wait", type=float, default=3.0, metavar="S", help="look so long for a name (default: 3)"
+        "--wait", type=wait_s, default=3.0, metavar="S", help="look so long for a name (default: 3)"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from potluck.commands.options import port, wait_s
 from potluck.errors import HomeError, UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to listen, what the page may do, and whom to ask."""
-    parser.add_argument("--port", type=int, default=0, help="of the page (default: any)")
+    parser.add_argument("--port", type=port, default=0, help="of the page (default: any)")
     parser.add_argument(
         "--address",
         default="",
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_home(parser: argparse.ArgumentParser) -> None:
     """Which home."""
-    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long (3)")
+    parser.add_argument("--wait", type=wait_s, default=3.0, metavar="S", help="listen so long (3)")
     parser.add_argument("--lab", metavar="HOME", help="an emulated home of the library instead")
     parser.add_argument(
         "--take-over",

@@ -140,6 +140,27 @@ def test_agent_hands_over_all_its_arguments(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("command", [["coordinate", "--port"], ["watch", "--port"]])
+@pytest.mark.parametrize("text", ["x", "-1", "65536", "1e3", "", "٣"])
+def test_what_is_no_port_is_refused_by_its_name(command, text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command[0], f"{command[1]}={text}"])
+    assert f"--port: {text!r}: a port from 1 to 65535 is expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["devices", "doctor", "pair", "watch", "top"])
+@pytest.mark.parametrize("text", ["x", "-1", "nan", "inf", "1e400", "3601", ""])
+def test_what_is_no_time_to_wait_is_refused_by_its_name(command, text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, f"--wait={text}"])
+    assert f"--wait: {text!r}: seconds from 0 to 3600" in capsys.readouterr().err
+
+
+def test_a_key_of_nobody_who_is_joined_is_refused(capsys):
+    assert cli.main(["coordinate", "--key", "k" * 40]) == 1
+    assert "--key is of the coordinator that is joined" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("key", ["-" + "a" * 39, "-9" + "x" * 38, "--" + "q" * 38])
 def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     calls = []
