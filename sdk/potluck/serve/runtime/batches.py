@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from potluck.serve.runtime.device_turns import Backlog, DeviceTurns
 from potluck.serve.runtime.loaded_model import Loaded
 from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
-from potluck.serve.scheduling.fair_queueing import WaitingBatch
+from potluck.serve.scheduling.fair_queueing import AT_ONCE, WaitingBatch
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 
@@ -103,9 +103,14 @@ class LoadedPool:
         return -(-self.pool.n_replicas // len(self.loaded))
 
     @property
+    def n_full_at_once(self) -> int:
+        """As many, where they are full: they follow each other."""
+        return max(AT_ONCE, self.n_at_once)
+
+    @property
     def is_idle(self) -> bool:
         """Whether one more batch may be computed somewhere."""
-        return any(each.n_under_way < self.n_at_once for each in self.loaded)
+        return any(each.n_under_way < self.n_full_at_once for each in self.loaded)
 
     def n_sharing(self, begins: Loaded, n_under_way: Callable[[str], int]) -> int:
         """Of what waits, so many batches begin now that one does: of devices that are idle.
@@ -149,9 +154,10 @@ def offers(
         if not places or (batch := waiting(key)) is None:
             continue
         for loaded in places:
-            is_next = loaded.n_under_way < held.n_at_once
-            if batch.may_begin if is_next else loaded.n_under_way:
-                yield key, loaded, batch if is_next else replace(batch, may_begin=False)
+            most = held.n_full_at_once if batch.is_full else held.n_at_once
+            may_begin = batch.may_begin and loaded.n_under_way < most
+            if may_begin or loaded.n_under_way:
+                yield key, loaded, replace(batch, may_begin=may_begin)
 
 
 def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:

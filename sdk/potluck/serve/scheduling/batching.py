@@ -14,7 +14,7 @@ from itertools import islice
 from math import inf
 
 from potluck.serve.scheduling.early_drop import ROUNDED_S, fitting, given_up, late
-from potluck.serve.scheduling.fair_queueing import WaitingBatch
+from potluck.serve.scheduling.fair_queueing import AT_ONCE, WaitingBatch
 from potluck.serve.scheduling.learned_pace import LearnedPace
 from potluck.serve.scheduling.records import Request
 
@@ -89,6 +89,7 @@ Action = StartBatch | GiveBack | WakeQueueAt
 TIMED_OUT = "timed out"
 CANNOT_MEET = "its deadline can no longer be met"
 QUEUE_FULL = "queue full"
+SHORT = 4  # batches that would be computed within the limit of a request, and more
 
 
 class Batcher:
@@ -166,12 +167,11 @@ class Batcher:
         if not self._queue or self._latest_start_s(now_s) > now_s + ROUNDED_S:
             return None
         first, n_rows = self._queue[0][3], min(self.largest, len(self._queue))
-        full_s = self._pace.safe * self.alone_s[self.largest] * first.work
         return WaitingBatch(
             service=first.service,
             priority=first.priority,
             seconds=self._pace.mean * self.alone_s[n_rows],
-            latest_s=first.deadline_s - full_s,
+            latest_s=first.deadline_s - self._full_s(first),
             is_full=n_rows == self.largest,
             may_begin=bool(self._idle()),
         )
@@ -211,7 +211,9 @@ class Batcher:
 
     def _free_s(self, now_s: float) -> list[float]:
         """When each replica is idle, the soonest first."""
-        return sorted(max(now_s, self._until_s.get(n, now_s)) for n in range(self.n_replicas))
+        busy_s = sorted(max(now_s, until_s) for until_s in self._until_s.values())
+        latest_s = busy_s[-self.n_replicas :]
+        return [now_s] * (self.n_replicas - len(latest_s)) + latest_s
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What is to be done now."""
@@ -277,7 +279,23 @@ class Batcher:
             actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> list[int]:
-        return [replica for replica in range(self.n_replicas) if replica not in self._until_s]
+        """Replicas that may start a batch; by turns, also one that would follow on their way."""
+        n_places = AT_ONCE * self.n_replicas if self._may_follow() else self.n_replicas
+        return [replica for replica in range(n_places) if replica not in self._until_s]
+
+    def _may_follow(self) -> bool:
+        """Whether a batch may go to a device while the one before is there, so that it has no time
+        without: it is full, so that it gains nothing by waiting here. But not where it is so long
+        that how long the one before takes decides who is in time.
+        """
+        if not self.by_turns or len(self._queue) < self.largest:
+            return False
+        first = self._queue[0][3]
+        return SHORT * self._full_s(first) <= first.deadline_s - first.arrived_s
+
+    def _full_s(self, request: Request) -> float:
+        """Seconds of a full batch of such requests, at the most."""
+        return self._pace.safe * self.alone_s[self.largest] * request.work
 
     def _share(self, n_sharing: int) -> int:
         """Of a batch that starts now, the most: what waits, or its part of it where idle replicas

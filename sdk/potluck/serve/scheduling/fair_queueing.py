@@ -10,8 +10,9 @@ go first who cannot: theirs is full, or after all others it would be too late fo
 the device can do, nobody takes it whole with batches of one; above, all batches are full.
 
 Two batches are there at once, so that the device never waits; but a service whose batch is computed
-cannot have the next one there yet. Where it has had less of the device than another one, that one
-does not take its place: short batches would alternate with long ones, for a small part of the time.
+may have the next one there only if it is full and short. Where one that may not has had less of the
+device than another one, that one does not take its place: its batches would alternate with longer
+ones, for a small part of the time.
 """
 
 from collections import deque

@@ -198,9 +198,23 @@ def test_the_rows_of_a_request_are_computed_together():
     assert torch.equal(outcome(pending), expected)
 
 
+def test_a_full_batch_follows_the_one_before_and_a_smaller_one_waits():
+    home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
+    home.ask(0.0)
+    home.ask(*[1.0] * 7)
+    assert [len(call.rows) for call in home.calls] == [1]
+    home.ask(*[2.0] * 9)
+    assert [len(call.rows) for call in home.calls] == [1, 8]
+    home.calls.pop(0).future.set_result(torch.zeros(1, 1))
+    assert [len(call.rows) for call in home.calls] == [8, 8]
+    home.go_on()
+    assert len(home.asked) == 17
+
+
 def test_rows_before_one_that_is_refused_keep_nobody_waiting():
     home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
     home.ask(1.0)
+    home.ask(*[2.0] * BATCHES["fast"])  # follows it
     home.ask(*[2.0] * (QUEUE - 1))
     refused_one, _ = home.ask(3.0, 4.0)  # its second row finds the queue full
     pending, expected = home.ask(5.0)
