@@ -104,7 +104,7 @@ class LoadedPool:
 
     @property
     def n_full_at_once(self) -> int:
-        """As many, where they are full: they follow each other."""
+        """As many, where those that follow others are full."""
         return max(AT_ONCE, self.n_at_once)
 
     @property
@@ -154,7 +154,8 @@ def offers(
         if not places or (batch := waiting(key)) is None:
             continue
         for loaded in places:
-            most = held.n_full_at_once if batch.is_full else held.n_at_once
+            can_follow = batch.can_follow(turns.start_s(loaded.devices[0]))
+            most = held.n_full_at_once if can_follow else held.n_at_once
             may_begin = batch.may_begin and loaded.n_under_way < most
             if may_begin or loaded.n_under_way:
                 yield key, loaded, replace(batch, may_begin=may_begin)

@@ -123,8 +123,8 @@ class DeviceTurns:
         devices = dict.fromkeys([*offered, *self._waiting])
         for device in sorted(devices, key=self.n_under_way):
             turns = [*offered.get(device, ()), *self._asking(device)]
-            start_s = self.backlogs[device].until_s(self._clock())
-            chosen = self._queues[device].next([each.batch for each in turns], start_s)
+            batches = [each.batch for each in turns]
+            chosen = self._queues[device].next(batches, self.start_s(device))
             if chosen is not None:
                 next(each for each in turns if each.batch is chosen).begin()
                 return True
@@ -138,6 +138,16 @@ class DeviceTurns:
     def _asking(self, device: str) -> Iterator[Turn]:
         for came, batch in self._waiting[device].items():
             yield Turn(batch, partial(self._came, device, came))
+
+    def start_s(self, device: str) -> float:
+        """When a batch that goes there now would begin. Under the lock.
+
+        Parameters
+        ----------
+        device
+            That computes.
+        """
+        return self.backlogs[device].until_s(self._clock())
 
     def has_room(self, device: str) -> bool:
         """Whether one more may be there. Under the lock.

@@ -394,7 +394,7 @@ class Dispatch:
         return found
 
     def _turn_came(self, key: PoolKey, loaded: Loaded, batch: WaitingBatch) -> None:
-        start_s = self.turns.backlogs[loaded.devices[0]].until_s(self.clock())
+        start_s = self.turns.start_s(loaded.devices[0])
         n_sharing = self._held[key].n_sharing(loaded, self.turns.n_under_way)
         self._handle(TurnCame(key, start_s, n_sharing), (loaded, batch))
 

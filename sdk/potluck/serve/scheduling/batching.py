@@ -89,7 +89,6 @@ Action = StartBatch | GiveBack | WakeQueueAt
 TIMED_OUT = "timed out"
 CANNOT_MEET = "its deadline can no longer be met"
 QUEUE_FULL = "queue full"
-SHORT = 4  # batches that would be computed within the limit of a request, and more
 
 
 class Batcher:
@@ -279,19 +278,10 @@ class Batcher:
             actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> list[int]:
-        """Replicas that may start a batch; by turns, also one that would follow on their way."""
-        n_places = AT_ONCE * self.n_replicas if self._may_follow() else self.n_replicas
+        """Replicas that may start a batch; by turns, also those that a full one would follow to."""
+        may_follow = self.by_turns and len(self._queue) >= self.largest
+        n_places = AT_ONCE * self.n_replicas if may_follow else self.n_replicas
         return [replica for replica in range(n_places) if replica not in self._until_s]
-
-    def _may_follow(self) -> bool:
-        """Whether a batch may go to a device while the one before is there, so that it has no time
-        without: it is full, so that it gains nothing by waiting here. But not where it is so long
-        that how long the one before takes decides who is in time.
-        """
-        if not self.by_turns or len(self._queue) < self.largest:
-            return False
-        first = self._queue[0][3]
-        return SHORT * self._full_s(first) <= first.deadline_s - first.arrived_s
 
     def _full_s(self, request: Request) -> float:
         """Seconds of a full batch of such requests, at the most."""

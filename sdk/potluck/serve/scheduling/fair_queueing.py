@@ -10,9 +10,9 @@ go first who cannot: theirs is full, or after all others it would be too late fo
 the device can do, nobody takes it whole with batches of one; above, all batches are full.
 
 Two batches are there at once, so that the device never waits; but a service whose batch is computed
-may have the next one there only if it is full and short. Where one that may not has had less of the
-device than another one, that one does not take its place: its batches would alternate with longer
-ones, for a small part of the time.
+may have the next one there only if that is full and has time left. Where one that may not has had
+less of the device than another one, that one does not take its place: its batches would alternate
+with longer ones, for a small part of the time.
 """
 
 from collections import deque
@@ -41,6 +41,15 @@ class WaitingBatch:
     def can_wait(self, start_s: float) -> bool:
         """Whether it may begin so late, and would be fuller."""
         return self.latest_s is not None and not self.is_full and start_s <= self.latest_s
+
+    def can_follow(self, start_s: float) -> bool:
+        """Whether it may go there behind one of its service, to begin so late: it is full, so that
+        it gains nothing by waiting, and has as much time left as it takes, so that the one before
+        may take longer than expected.
+        """
+        if self.latest_s is None or not self.is_full:
+            return False
+        return start_s + self.seconds <= self.latest_s
 
 
 class FairQueue:

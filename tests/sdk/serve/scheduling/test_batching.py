@@ -75,24 +75,22 @@ def test_a_batch_is_made_up_at_its_turn_for_when_it_begins():
     assert queue.waiting(0.45) is None
 
 
-@pytest.mark.parametrize(
-    ("n_rows", "limit_s", "follows"), [(4, 1.0, True), (3, 1.0, False), (4, 0.99, False)]
-)
-def test_a_batch_follows_another_one_if_it_is_full_and_short(n_rows, limit_s, follows):
-    """Short: four of them fit into the limit."""
+def test_only_a_full_batch_may_follow_another_one():
     queue = Batcher(BATCH_S, by_turns=True)
     queue.handle(RequestQueued(request(0)), 0.0)
     queue.handle(ReplicaTurn(0.0), 0.0)
-    for number in range(1, n_rows + 1):
-        queue.handle(RequestQueued(request(number, 0.05, limit_s=limit_s)), 0.05)
-    assert queue.waiting(0.05).may_begin is follows
-    expected = [(1, [1, 2, 3, 4])] if follows else []
-    assert numbers(queue.handle(ReplicaTurn(0.1), 0.05)) == expected
-    if follows:
-        assert queue.finish_s(0.06) == pytest.approx(0.1 + BATCH_S[4] + BATCH_S[4])
-        for number in range(5, 9):
-            queue.handle(RequestQueued(request(number, 0.05)), 0.05)
-        assert not queue.waiting(0.05).may_begin  # two are there
+    for number in range(1, 4):
+        queue.handle(RequestQueued(request(number, 0.05)), 0.05)
+        assert not queue.waiting(0.05).may_begin
+        assert queue.handle(ReplicaTurn(0.1), 0.05) == []
+    for number in range(4, 9):
+        queue.handle(RequestQueued(request(number, 0.05)), 0.05)
+        assert queue.waiting(0.05).may_begin
+    assert numbers(queue.handle(ReplicaTurn(0.1), 0.05)) == [(1, [1, 2, 3, 4])]
+    assert queue.finish_s(0.06) == pytest.approx(0.1 + 3 * BATCH_S[4])  # the one before is on time
+    assert not queue.waiting(0.05).may_begin  # two are there
+    queue.handle(ReplicaFree(0), 0.1)
+    assert numbers(queue.handle(ReplicaTurn(0.35), 0.1)) == [(0, [5, 6, 7, 8])]
 
 
 def test_who_waits_says_until_when_a_full_batch_could_begin():

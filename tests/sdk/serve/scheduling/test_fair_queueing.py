@@ -71,6 +71,14 @@ def test_who_can_wait_for_a_fuller_batch_lets_full_ones_and_urgent_ones_go_first
     assert turns.next([first, full, waits("d", latest_s=9.0)], 0.0) is first  # after both of them
 
 
+def test_who_follows_another_one_is_full_and_has_as_much_time_left_as_it_takes():
+    full = waits("a", latest_s=3.0, is_full=True)
+    assert full.can_follow(2.0)
+    assert not full.can_follow(2.1)
+    assert not replace(full, is_full=False).can_follow(0.0)
+    assert not waits("text", is_full=True).can_follow(0.0)
+
+
 def test_who_gains_nothing_by_waiting_takes_turns_with_all_others():
     """As texts do, which are written token by token."""
     text, full = waits("text"), waits("b", latest_s=9.0, is_full=True)
