@@ -123,7 +123,7 @@ class LoadedPool:
             Batches on a device, of all services.
         """
         if len(begins.devices) > 1:
-            return self.n_at_once - begins.n_under_way
+            return max(1, self.n_at_once - begins.n_under_way)  # one that follows begins alone
         idle = [each for each in self.loaded if not n_under_way(each.devices[0])]
         return len(idle) if begins in idle else 1
 

@@ -12,8 +12,10 @@ from tests.timeouts import TIMEOUT_S
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed, WorkerFailed
 from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.scheduling.fair_queueing import AT_ONCE
 from potluck.serve.scheduling.records import Latency
 from potluck.serve.scheduling.replica_pools import Pool
+from potluck_wire.request_handler import Way
 
 torch = pytest.importorskip("torch")
 POISON = -1.0
@@ -209,6 +211,20 @@ def test_a_full_batch_follows_the_one_before_and_a_smaller_one_waits():
     assert [len(call.rows) for call in home.calls] == [8, 8]
     home.go_on()
     assert len(home.asked) == 17
+
+
+@pytest.mark.parametrize("n_replicas", [1, 2, 4])
+def test_full_batches_follow_each_other_on_devices_that_share_a_model(n_replicas):
+    home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
+    (held,) = home.dispatch.pools()
+    shared = ScriptedDevice("a", BATCHES["fast"])
+    shared.devices = ("a", "b")
+    home.dispatch.place([(replace(held.pool, n_replicas=n_replicas, way=Way.ACROSS), [shared])])
+    asked = [home.ask(*map(float, range(n_rows))) for n_rows in (1, 3 * BATCHES["fast"], 5)]
+    assert len(home.calls) == AT_ONCE
+    home.go_on()
+    for pending, expected in asked:
+        assert torch.equal(outcome(pending), expected)
 
 
 def test_rows_before_one_that_is_refused_keep_nobody_waiting():
