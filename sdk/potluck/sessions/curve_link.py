@@ -84,14 +84,14 @@ class CurveLink(SessionLink):
                 wait_s = max(next_tick_s - time.monotonic(), 0.0)
                 for source, _ in self._poller.poll(int(wait_s * 1000) + 1):
                     self._read(source)
-                while self._submitted:
-                    self._feed(self._submitted.popleft())
+                self._go_on()
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
                     self._connect_waiting()
                     self._end_floods()
                     self._feed(Tick())
                     self._flush()
+                    self._go_on()
         finally:
             self._shut_down()
 

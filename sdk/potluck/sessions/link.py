@@ -65,6 +65,7 @@ class SessionLink(ABC):
         self._futures: dict[int, Future[Any]] = {}
         self._submitted: deque[Event] = deque()
         self._following: deque[Event] = deque()  # what actions of the event at hand have led to
+        self._later: deque[Callable[[], Any]] = deque()  # once what was submitted is sent
         self._lock = threading.Lock()
         self._n_tickets, self._is_over = 0, False
         self._pid = os.getpid()
@@ -91,7 +92,8 @@ class SessionLink(ABC):
             self._futures[ticket] = future
             self._submitted.append(replace(event, ticket=ticket))
         future.add_done_callback(lambda done: self._abandoned(ticket, done))
-        self._wake()
+        if not self._is_own_thread:
+            self._wake()
         return future
 
     def notify(self, event: Event) -> None:
@@ -99,6 +101,17 @@ class SessionLink(ABC):
         self._check()
         self._submitted.append(event)
         self._wake()
+
+    def later(self, call: Callable[[], Any]) -> None:
+        """Call this; in the link's thread, once what was submitted before is sent."""
+        if self._is_own_thread:
+            self._later.append(call)
+        else:
+            call()
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def listen(self, heard: Callable[[str, Any], None]) -> None:
         """Call `heard(device, news)` in the link's thread at each power reading and lost session:
@@ -161,6 +174,20 @@ class SessionLink(ABC):
         if not self._closing:
             self._submitted.append(CancelExecution(ticket=ticket))
             self._wake()
+
+    def _go_on(self) -> None:
+        """Feed what was submitted; then call what was left for later."""
+        while (self._submitted or self._later) and not self._closing:
+            if self._submitted:
+                self._feed(self._submitted.popleft())
+            else:
+                self._call(self._later.popleft())
+
+    def _call(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception:  # the link goes on for the others
+            FAULTS.exception("a fault in the link: what was left for later could not be done")
 
     def _feed(self, event: Event) -> None:
         """Have an event handled, and then what its actions led to: one after the other, never one
@@ -240,6 +267,8 @@ class SessionLink(ABC):
             self._is_over = True
         for ticket in tuple(self._futures):
             self._settle(ticket, None, _closed())
+        while self._later:
+            self._call(self._later.popleft())
 
     def _send_frames(self, action: Send) -> None:
         try:

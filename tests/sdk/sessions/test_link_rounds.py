@@ -19,7 +19,15 @@ from potluck.sessions.connections import (
     Keys,
 )
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.events import Address, Connect, ConnectionLost, Disconnect, OpenSession, Send
+from potluck.sessions.events import (
+    Address,
+    Connect,
+    ConnectionLost,
+    Disconnect,
+    Notification,
+    OpenSession,
+    Send,
+)
 from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire import messages as m
 from potluck_wire import statement
@@ -269,6 +277,57 @@ def test_a_statement_that_would_take_long_to_read_is_not(monkeypatch):
     play.receive("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert read == []
+
+
+class Telling:
+    """A controller that tells of each lost device, in the link's thread."""
+
+    def __init__(self):
+        self.order = []
+
+    def handle(self, event, now_s):
+        if not isinstance(event, ConnectionLost):
+            return []
+        self.order.append(event.device)
+        return [Notification(device=event.device, message=event.error)]
+
+
+def gone(device):
+    return ConnectionLost(device=device, error=DeviceGone("why", device=device))
+
+
+@pytest.mark.faults
+def test_what_is_left_for_later_comes_after_what_was_submitted_meanwhile(link_of):
+    controller, is_over = Telling(), threading.Event()
+    link, order = link_of(controller, UNKNOWN), controller.order
+
+    def heard(device, news):
+        if device == "a":
+            link.later(lambda: order.append("later"))
+            link.later(lambda: 1 / 0)  # the link goes on
+            link.later(lambda: link.notify(gone("c")))
+            link.notify(gone("b"))
+        if device == "c":
+            is_over.set()
+
+    link.listen(heard)
+    link.notify(gone("a"))
+    assert is_over.wait(TIMEOUT_S)
+    assert order == ["a", "b", "later", "c"]
+    link.later(lambda: order.append("at once"))
+    assert order[-1] == "at once"
+
+
+def test_what_is_left_for_later_is_not_lost_when_a_link_is_closed(link_of):
+    link, is_over = link_of(Telling(), UNKNOWN), threading.Event()
+
+    def heard(device, news):
+        link.later(is_over.set)
+        link.close()
+
+    link.listen(heard)
+    link.notify(gone("a"))
+    assert is_over.wait(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "while it closes"])

@@ -25,6 +25,7 @@ from potluck.serve.gateway.frames import FrameStream, FramesUnderWay, events, fr
 from potluck.serve.gateway.middleware import SHARE, AsciiJSONResponse
 from potluck.serve.gateway.protocol import BadRequest, Port
 from potluck.serve.gateway.text import Endpoint, TextRoutes, Texts, with_openai_errors
+from potluck.serve.gateway.thread_answers import ThreadAnswers
 from potluck.serve.stats import TOO_MANY_ROWS
 from potluck_wire import __version__
 
@@ -124,6 +125,7 @@ class GatewayRoutes:
         self._token, self._traces = token, traces
         self._max_body_bytes = max_body_bytes
         self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
+        self._answers = ThreadAnswers()
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint for who may come in; errors become answers with their status."""
@@ -262,7 +264,7 @@ class GatewayRoutes:
         body = await self.body(request)
         json_bytes_given = _json_bytes(request)
         inference = await self.aside(len(body), lambda: protocol.read(body, json_bytes_given))
-        outputs = await answered(service, inference, self._tell())
+        outputs = await answered(service, inference, self._answers, self._tell())
         content, json_bytes = protocol.write(service.name, inference, outputs)
         if json_bytes is None:
             return Response(content, media_type="application/json")
@@ -278,7 +280,7 @@ class GatewayRoutes:
         found = FramesUnderWay(service.pending_frames(tensors))
         return FrameStream(
             found,
-            events(service, frames, found, self._tell()),
+            events(service, frames, found, self._answers, self._tell()),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from potluck.serve.gateway import protocol
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
+from potluck.serve.gateway.thread_answers import ThreadAnswers
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def tell_nobody(pending: "Pending") -> None:
 
 
 async def answered(
-    service: "Service", inference: Infer, tell: "Tell" = tell_nobody
+    service: "Service", inference: Infer, answers: ThreadAnswers, tell: "Tell" = tell_nobody
 ) -> Mapping[str, Any]:
     """The outputs by name, as arrays.
 
@@ -114,6 +114,8 @@ async def answered(
         What is asked.
     inference
         The request.
+    answers
+        By which it is awaited.
     tell
         Called with what became of it.
     """
@@ -124,9 +126,8 @@ async def answered(
         pending = request()
     else:
         pending = await asyncio.get_running_loop().run_in_executor(None, request)
-    future: Future[Any] = pending.future
     try:
-        answer = await asyncio.wrap_future(future)
+        answer = await answers.result(pending.future)
     finally:
         tell(pending)
     return arrays(service.model, answer)

@@ -12,6 +12,7 @@ from potluck.errors import NotServed, PotluckError
 from potluck.serve.gateway import protocol
 from potluck.serve.gateway.asked_models import arrays, tensors_of
 from potluck.serve.gateway.protocol import BadRequest, Infer
+from potluck.serve.gateway.thread_answers import ThreadAnswers
 
 if TYPE_CHECKING:
     from potluck.serve.gateway.traces import Tell
@@ -108,7 +109,11 @@ class FramesUnderWay:
 
 
 async def events(
-    service: "Service", frames: list[Infer], found: FramesUnderWay, tell: "Tell"
+    service: "Service",
+    frames: list[Infer],
+    found: FramesUnderWay,
+    answers: ThreadAnswers,
+    tell: "Tell",
 ) -> AsyncIterator[bytes]:
     """One event per frame: its answer, or that it had none in time; or an error, and the end.
 
@@ -120,6 +125,8 @@ async def events(
         What the client sent.
     found
         What becomes of them.
+    answers
+        By which each is awaited.
     tell
         Called with each that is over.
     """
@@ -129,7 +136,7 @@ async def events(
             # in a thread: the first one asks for all that may be under way, seconds for thousands
             pending = await loop.run_in_executor(None, found.next)
             try:
-                answer = await asyncio.wrap_future(pending.future)
+                answer = await answers.result(pending.future)
             except NotServed:
                 text = json.dumps({"error": "no answer in time", "frame": number})
                 yield f"id: {number}\nevent: late\ndata: {text}\n\n".encode()

@@ -84,6 +84,8 @@ class Dispatch:
         Whether somebody places anew when a device is lost, and says by `placed_anew` when that is
         done: until then, and for as long as their limit allows, requests wait for it that have no
         device.
+    later
+        Has answers handed over; in the thread that sends batches, once those that follow are sent.
     """
 
     def __init__(
@@ -94,8 +96,9 @@ class Dispatch:
         seed: int = 0,
         *,
         is_placed_anew: bool = False,
+        later: Callable[[Callable[[], Any]], None] = lambda give: give(),
     ) -> None:
-        self._compute = compute
+        self._compute, self._later = compute, later
         self.clock = clock
         self.records: dict[str, ServiceSpec] = {}
         self.counts: dict[str, Counts] = {}
@@ -111,8 +114,7 @@ class Dispatch:
         self._is_placed_anew, self._is_placing = is_placed_anew, False
         self._homeless = HomelessRequests()
         self._numbers = count(1)
-        self._depth = 0
-        self._is_going_on = False
+        self._depth, self._is_going_on = 0, False
         self._events: deque[tuple[Event, Begins | None]] = deque()
         self._settled: list[Callable[[], None]] = []
         self._closed = False
@@ -297,7 +299,7 @@ class Dispatch:
                 if not self._depth:
                     settled, self._settled = self._settled, []
         for give in settled:
-            give()
+            self._later(give)
 
     def _handle(self, event: Event, begins: Begins | None = None) -> None:
         """Have an event handled, and then what its actions lead to: one after the other, never one

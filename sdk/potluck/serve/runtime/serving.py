@@ -65,7 +65,7 @@ class Serving:
     ) -> None:
         self._link, self._members = link, members
         self.entrances = Entrances(link, members)
-        self.dispatch = Dispatch(self.entrances.compute, is_placed_anew=True)
+        self.dispatch = Dispatch(self.entrances.compute, is_placed_anew=True, later=link.later)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
         # by model, limit and the keys of the devices that there were

@@ -107,7 +107,7 @@ class MemoryLink(SessionLink):
     @property
     def is_awake(self) -> bool:
         """Whether there is something to look at."""
-        return bool(self._closing or self._submitted)
+        return bool(self._closing or self._submitted or self._later)
 
     @property
     def is_waiting(self) -> bool:
@@ -118,8 +118,7 @@ class MemoryLink(SessionLink):
         """Do what was asked for; whether it is still open."""
         try:
             if not self._closing:
-                while self._submitted and not self._closing:
-                    self._feed(self._submitted.popleft())
+                self._go_on()
         finally:
             if self._closing:
                 self._shut_down()

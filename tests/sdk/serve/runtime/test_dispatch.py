@@ -59,10 +59,10 @@ class ScriptedHome:
     or None: they are doubled.
     """
 
-    def __init__(self, does, fast=("a", "b"), slow=("c",), limit_s=1e6, *, anew=False):
+    def __init__(self, does, fast=("a", "b"), slow=("c",), limit_s=1e6, *, anew=False, **how):
         self.does = does
         self.calls, self.asked = [], []
-        self.dispatch = Dispatch(self.compute, is_placed_anew=anew)
+        self.dispatch = Dispatch(self.compute, is_placed_anew=anew, **how)
         self.record = replace(service(slo=Latency(limit_s)), max_queue=QUEUE)
         self.dispatch.add(self.record)
         self.kinds = {"fast": fast, "slow": slow}
@@ -225,6 +225,17 @@ def test_full_batches_follow_each_other_on_devices_that_share_a_model(n_replicas
     home.go_on()
     for pending, expected in asked:
         assert torch.equal(outcome(pending), expected)
+
+
+def test_the_next_batch_is_on_its_way_before_callers_get_their_answers():
+    given = []
+    home = ScriptedHome(lambda device, x: None, fast=("a",), slow=(), later=given.append)
+    asked = [home.ask(float(number)) for number in range(2)]
+    home.calls.pop(0).future.set_result(torch.zeros(1, 1))
+    assert [call.rows.tolist() for call in home.calls] == [[[1.0]]]
+    assert not asked[0][0].future.done()
+    given.pop()()
+    assert asked[0][0].future.done()
 
 
 def test_rows_before_one_that_is_refused_keep_nobody_waiting():
