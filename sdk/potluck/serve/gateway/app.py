@@ -9,7 +9,7 @@ metrics, as Starlette has them.
 import asyncio
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.applications import Starlette
@@ -47,7 +47,8 @@ Services = Callable[[], "Mapping[str, Service]"]
 
 def application(
     services: Services,
-    texts: Texts = dict,
+    texts: Texts,
+    reader: Executor,
     *,
     token: str = "",
     max_body_bytes: int = MAX_BODY_BYTES,
@@ -60,6 +61,8 @@ def application(
     ----------
     services, texts
         Give them, and those that write, as they are at each request.
+    reader
+        Of one thread, in which large bodies are read one after the other.
     token
         What clients have to show as `Authorization: Bearer TOKEN`; empty: nothing.
     max_body_bytes
@@ -70,7 +73,7 @@ def application(
         Makes spans of requests.
     """
     entrance = GatewayRoutes(
-        services, texts, token=token, max_body_bytes=max_body_bytes, traces=traces
+        services, texts, reader, token=token, max_body_bytes=max_body_bytes, traces=traces
     )
     one = "/v2/models/{name}"
     routes: list[tuple[str, Endpoint, str]] = [
@@ -108,7 +111,7 @@ class GatewayRoutes:
 
     Parameters
     ----------
-    services, texts, token, max_body_bytes, traces
+    services, texts, reader, token, max_body_bytes, traces
         As for `application`.
     """
 
@@ -116,6 +119,7 @@ class GatewayRoutes:
         self,
         services: Services,
         texts: Texts,
+        reader: Executor,
         *,
         token: str,
         max_body_bytes: int,
@@ -124,7 +128,7 @@ class GatewayRoutes:
         self._services, self._texts = services, texts
         self._token, self._traces = token, traces
         self._max_body_bytes = max_body_bytes
-        self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
+        self._reader = reader
         self._answers = ThreadAnswers()
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:

@@ -23,6 +23,11 @@ class HttpConnection(H11Protocol):
             cycle.scope[SAYS_NO_MORE] = True  # type: ignore[literal-required]
         return self._says_no_more
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing keeps it for the requests that might have followed, nor what TLS keeps of it."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
     def on_response_complete(self) -> None:
         """The last answer ends a connection that nothing more comes by, no rest of a request."""
         super().on_response_complete()

@@ -7,6 +7,7 @@ import re
 import ssl
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,13 @@ class Gateway:
         limit = ConnectionLimit() if limit is None else limit
         limit.max_open = min(limit.max_open, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
+        self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()
         served = application(
             services,
             texts,
+            self._reader,
             token=token,
             max_body_bytes=max_body_bytes,
             more=more,
@@ -195,6 +198,7 @@ class Gateway:
             self._page.close()
         self._server.should_exit = True
         self._thread.join(CLOSE_S + 1)
+        self._reader.shutdown(wait=False)
         resident_objects.take_back(self)
 
     def __enter__(self) -> "Gateway":

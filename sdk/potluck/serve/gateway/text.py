@@ -347,20 +347,21 @@ async def _changes(generation: "Generation") -> AsyncIterator[None]:
 
 
 async def _whole(request: Request, asked: Asked) -> str:
-    """The whole text; none is written for a client that is gone."""
-    async for _ in _changes(asked.generation):
-        asked.text()  # it may stop here
-        if await request.is_disconnected():
-            asked.generation.cancel()
-        elif request.scope.get(SAYS_NO_MORE):
-            asked.generation.cancel()
-            raise BadRequest(
-                "connection: you closed your side of it, as who leaves does; keep it open until "
-                "the whole text is there, or ask for a stream.",
-                field="connection",
-            )
-    asked.generation.check()
-    return asked.text()
+    """The whole text; none is written for a client that is gone, or by an entrance that closes."""
+    try:
+        async for _ in _changes(asked.generation):
+            asked.text()  # it may stop here
+            if await request.is_disconnected():
+                asked.generation.cancel()
+            elif request.scope.get(SAYS_NO_MORE):
+                raise BadRequest(
+                    "connection: you closed your side of it; keep it open, or ask for a stream.",
+                    field="connection",
+                )
+        asked.generation.check()
+        return asked.text()
+    finally:
+        asked.generation.cancel()
 
 
 async def _parts(asked: Asked) -> AsyncIterator[str]:

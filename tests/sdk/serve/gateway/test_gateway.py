@@ -626,6 +626,19 @@ def test_bodies_have_room_together_and_give_it_back(gateway):
     assert answer_of(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
 
 
+def test_an_entrance_that_is_closed_leaves_no_thread(gateway):
+    def n_threads():
+        return sum(thread.name.startswith("potluck gateway") for thread in threading.enumerate())
+
+    n_before = n_threads()
+    body = json.dumps({"inputs": [ROW]}).encode() + b" " * 100_000  # read in a thread
+    with Gateway(lambda: gateway.services) as opened:
+        assert answer_of(opened, "POST", "/v2/models/birds/infer", body)[0] == 200
+        assert n_threads() == n_before + 2
+    while n_threads() > n_before:
+        pass
+
+
 def test_a_port_that_is_taken_is_said(gateway):
     with memory_home(1) as home, pytest.raises(HomeError, match="nothing can listen"):
         home.gateway(port=gateway.port)

@@ -3,9 +3,11 @@ writes, whole or as it comes.
 """
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from tests.sdk.run.conftest import make_plan
@@ -18,12 +20,13 @@ from potluck.errors import NotServed, PotluckError, UserError
 from potluck.planning import api
 from potluck.planning.plans import Plans
 from potluck.serve.gateway import triton
+from potluck.testing.internals import serving_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 openai = pytest.importorskip("openai")
 parser = pytest.importorskip("prometheus_client.parser")
-pytest.importorskip("potluck.serve.gateway.server")
+server = pytest.importorskip("potluck.serve.gateway.server")
 TIMEOUT_S = 60.0
 
 
@@ -354,6 +357,27 @@ def test_a_client_that_goes_takes_its_text_with_it(client, home):
             break
         time.sleep(0.05)
     assert gone.is_set()
+
+
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_an_entrance_that_closes_takes_its_texts_with_it(home, monkeypatch, path):
+    """Whole ones, too: others waited behind hundreds that nobody got any more."""
+    monkeypatch.setattr(server, "CLOSE_S", 1.0)
+    chat, turns = home.texts["chat"], serving_of(home).dispatch.turns
+    with (
+        ExitStack() as stack,
+        home.gateway() as opened,
+        socket.create_connection(("127.0.0.1", opened.port), TIMEOUT_S) as asking,
+    ):
+        for device in chat.devices:
+            while turns.has_room(device):  # others have it, so that no text is written
+                stack.enter_context(turns.turn("another", [device]))
+        body = json.dumps({"text_input": "1 2", "max_tokens": 40})
+        asking.sendall(request(f"/v2/models/chat/{path}", body))
+        while not chat.stats.n_under_way:
+            time.sleep(0.01)
+        opened.close()
+        assert chat.stats.n_under_way == 0
 
 
 def test_a_whole_text_is_written_for_who_keeps_the_connection_open_and_a_stream_for_all(gateway):

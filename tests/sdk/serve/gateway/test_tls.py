@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import ssl
+import struct
 import subprocess
 import urllib.request
 from asyncio import sslproto
@@ -176,6 +177,31 @@ def test_handshakes_that_fail_take_bounded_memory(tmp_path, monkeypatch, sent):
                         while stranger.recv(4096):
                             pass
             assert n_handshakes() - n_before <= 2 * 8
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_connection_that_breaks_after_its_answer_is_forgotten_at_once(tmp_path, is_reset):
+    """Each was kept for the seconds in which it might have asked again: hundreds of MB."""
+    certificate, key = certified(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with Gateway(dict, token=TOKEN, certificate=certificate, key=key) as gateway:
+        gc.collect()
+        n_before = n_handshakes()
+        gc.disable()
+        try:
+            for _ in range(20):
+                address = ("127.0.0.1", gateway.port)
+                client = http.client.HTTPSConnection(*address, timeout=TIMEOUT_S, context=trusting)
+                client.request("GET", "/v2")
+                assert client.getresponse().read()
+                if is_reset:
+                    client.sock.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                client.close()
+            assert n_handshakes() - n_before <= 2  # the last one may not have ended yet
         finally:
             gc.enable()
 
