@@ -169,17 +169,22 @@ def _times(
     in_pairs: dict[int, float],
     clock: Clock,
 ) -> float:
-    """Up to the first size of which two do not hold the limit: larger ones are never used. The most
-    that one row took, if it was measured.
+    """Up to the first size of which two do not hold the limit, or have no room: larger ones are
+    never used. The most that one row took, if it was measured.
     """
     slowest_s = 0.0
     for rows in (rows for rows in BATCHES if rows <= largest and rows not in alone):
         inputs = example(model, rows)
-        loaded.ask(inputs, rows).wait()
-        taken = _alone_s(loaded, inputs, rows, clock)
+        try:
+            loaded.ask(inputs, rows).wait()
+            taken = _alone_s(loaded, inputs, rows, clock)
+            pair_s = _beside_s(loaded, inputs, rows, median(taken), clock)
+        except OutOfMemory:  # as many are loaded for, and have no room to be computed
+            if not alone:
+                raise
+            break
         alone[rows] = median(taken)
         slowest_s = max(taken) if rows == 1 else slowest_s
-        pair_s = _beside_s(loaded, inputs, rows, alone[rows], clock)
         in_pairs[rows] = min(max(alone[rows], pair_s), 2 * alone[rows])  # more is chance
         if 2 * alone[rows] > limit_s:
             break

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from potluck.errors import OutOfMemory
 from potluck.serve.runtime.measure import ENTRANCE_S, measure, padded_times
 
 torch = pytest.importorskip("torch")
@@ -90,3 +91,40 @@ def test_an_answer_is_expected_by_the_slowest_of_them_and_its_way(model):
     assert found.alone.at(1) == pytest.approx(0.01)
     assert found.slowest_s == pytest.approx(0.02)
     assert found.alone.at(1) + found.beyond_s >= 0.02 + ENTRANCE_S
+
+
+class Crowded(Device):
+    """Has room to compute so many rows; more fail when they are waited for."""
+
+    def __init__(self, n_rows):
+        super().__init__(0.1, 0.01)
+        self.n_rows, self.n_under_way = n_rows, 0
+
+    def ask(self, inputs, rows):
+        super().ask(inputs, rows)
+        self.n_under_way += rows
+        return Crowding(self, rows)
+
+
+class Crowding:
+    def __init__(self, device, rows):
+        self.device, self.rows = device, rows
+
+    def wait(self):
+        n_under_way = self.device.n_under_way
+        self.device.n_under_way -= self.rows
+        if n_under_way > self.device.n_rows:
+            raise OutOfMemory("there is no room.", device="a")
+        return []
+
+
+@pytest.mark.parametrize(("room_for", "largest"), [(2, 1), (15, 4), (16, 8), (63, 16), (64, 32)])
+def test_batches_are_as_large_as_two_have_room_to_be_computed(model, room_for, largest):
+    found = measured(Crowded(room_for), model, limit_s=10.0)
+    assert found.alone.largest == found.in_pairs.largest == largest
+    assert found.slowest_s == pytest.approx(0.11)
+
+
+def test_what_has_no_room_for_one_row_is_not_served(model):
+    with pytest.raises(OutOfMemory):
+        measured(Crowded(0), model, limit_s=10.0)
