@@ -216,13 +216,13 @@ class DeviceTurns:
 
     @contextmanager
     def _turn_on(self, device: str, batch: WaitingBatch) -> Iterator[None]:
-        came = threading.Event()
+        came, since_s = threading.Event(), self._clock()
         with self._guarded():
             self._waiting[device][came] = batch
-        while not came.wait(LOOK_S) and not self._closed:
-            pass
-        since_s = self._clock()
         try:
+            while not came.wait(LOOK_S) and not self._closed:
+                pass
+            since_s = self._clock()
             yield
         finally:
             with self._guarded():

@@ -102,3 +102,24 @@ def test_whoever_waits_for_a_turn_is_let_go_when_all_ends():
     assert waiting.came.wait(TIMEOUT_S)
     for each in (waiting, *first):
         each.goes()
+
+
+def test_whoever_is_interrupted_while_it_waits_has_no_turn(monkeypatch):
+    dispatch = ScriptedHome(lambda device, x: None).dispatch
+    first = [Asker(dispatch, f"first-{i}", ("a",)) for i in range(AT_ONCE)]
+    assert all(each.came.wait(TIMEOUT_S) for each in first)
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("potluck.serve.runtime.device_turns.threading.Event", Interrupted)
+        for _ in range(AT_ONCE):
+            with pytest.raises(KeyboardInterrupt), dispatch.turns.turn("text", ("b", "a"), 9):
+                pass
+    for each in first:
+        each.goes()
+    last = Asker(dispatch, "last", ("a", "b"))
+    assert last.came.wait(TIMEOUT_S)
+    last.goes()
