@@ -8,6 +8,7 @@ from potluck.serve.runtime.device_turns import Backlog, DeviceTurns
 from potluck.serve.runtime.loaded_model import Loaded
 from potluck.serve.runtime.pending_requests import ComputedBatch, RequestRow
 from potluck.serve.scheduling.fair_queueing import AT_ONCE, WaitingBatch
+from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 
@@ -112,6 +113,16 @@ class LoadedPool:
         """Whether one more batch may be computed somewhere."""
         return any(each.n_under_way < self.n_full_at_once for each in self.loaded)
 
+    def is_on(self, device: str) -> bool:
+        """Whether its batches begin there, too.
+
+        Parameters
+        ----------
+        device
+            That computes.
+        """
+        return any(each.devices[0] == device for each in self.loaded)
+
     def n_sharing(self, begins: Loaded, n_under_way: Callable[[str], int]) -> int:
         """Of what waits, so many batches begin now that one does: of devices that are idle.
 
@@ -132,9 +143,7 @@ Begins = tuple[Loaded, WaitingBatch]  # where, and what was offered there
 
 
 def offers(
-    pools: Mapping[PoolKey, LoadedPool],
-    turns: DeviceTurns,
-    waiting: Callable[[PoolKey], WaitingBatch | None],
+    pools: Mapping[PoolKey, LoadedPool], turns: DeviceTurns, node: ServerNode, now_s: float
 ) -> Iterator[tuple[PoolKey, Loaded, WaitingBatch]]:
     """The batches that would be made up now, and where: each on one of several devices.
 
@@ -144,17 +153,22 @@ def offers(
         All that are loaded.
     turns
         Of the devices.
-    waiting
-        What a pool would compute next.
+    node
+        Knows what each pool would compute next.
+    now_s
+        The time.
     """
     if not turns.is_asked and not any(held.is_idle for held in pools.values()):
         return  # as mostly when a request comes: nobody could begin
     for key, held in pools.items():
         places = [each for each in held.loaded if turns.has_room(each.devices[0])]
-        if not places or (batch := waiting(key)) is None:
+        if not places or (batch := node.waiting(key, now_s)) is None:
             continue
         for loaded in places:
-            can_follow = batch.can_follow(turns.start_s(loaded.devices[0]))
+            device = loaded.devices[0]
+            others = (each for each in pools if each != key and pools[each].is_on(device))
+            others_s = (node.latest_s(other, now_s) for other in others)
+            can_follow = batch.can_follow(turns.start_s(device), others_s)
             most = held.n_full_at_once if can_follow else held.n_at_once
             may_begin = batch.may_begin and loaded.n_under_way < most
             if may_begin or loaded.n_under_way:

@@ -389,8 +389,7 @@ class Dispatch:
     def _offered(self) -> dict[str, list[Turn]]:
         """By device, the batches that would be made up there now."""
         found: dict[str, list[Turn]] = {}
-        waiting = partial(self._node.waiting, now_s=self.clock())
-        for key, loaded, batch in offers(self._held, self.turns, waiting):
+        for key, loaded, batch in offers(self._held, self.turns, self._node, self.clock()):
             turn = Turn(batch, partial(self._turn_came, key, loaded, batch))
             found.setdefault(loaded.devices[0], []).append(turn)
         return found

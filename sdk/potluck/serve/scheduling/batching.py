@@ -170,10 +170,20 @@ class Batcher:
             service=first.service,
             priority=first.priority,
             seconds=self._pace.mean * self.alone_s[n_rows],
-            latest_s=first.deadline_s - self._full_s(first),
+            latest_s=first.deadline_s - self.full_s(first.work),
             is_full=n_rows == self.largest,
             may_begin=bool(self._idle()),
         )
+
+    def full_s(self, work: float = 1.0) -> float:
+        """Seconds of a full batch, at the most.
+
+        Parameters
+        ----------
+        work
+            Of its requests, see `Request`.
+        """
+        return self._pace.safe * self.alone_s[self.largest] * work
 
     def queue_s(self, now_s: float) -> float:
         """Expected seconds until a request that came now would start."""
@@ -282,10 +292,6 @@ class Batcher:
         may_follow = self.by_turns and len(self._queue) >= self.largest
         n_places = AT_ONCE * self.n_replicas if may_follow else self.n_replicas
         return [replica for replica in range(n_places) if replica not in self._until_s]
-
-    def _full_s(self, request: Request) -> float:
-        """Seconds of a full batch of such requests, at the most."""
-        return self._pace.safe * self.alone_s[self.largest] * request.work
 
     def _share(self, n_sharing: int) -> int:
         """Of a batch that starts now, the most: what waits, or its part of it where idle replicas

@@ -10,9 +10,9 @@ go first who cannot: theirs is full, or after all others it would be too late fo
 the device can do, nobody takes it whole with batches of one; above, all batches are full.
 
 Two batches are there at once, so that the device never waits; but a service whose batch is computed
-may have the next one there only if that is full and has time left. Where one that may not has had
-less of the device than another one, that one does not take its place: its batches would alternate
-with longer ones, for a small part of the time.
+may have the next one there only if that is full and has time left, as others have whose requests
+come meanwhile. Where one that may not has had less of the device than another one, that one does
+not take its place: its batches would alternate with longer ones, for a small part of the time.
 """
 
 from collections import deque
@@ -42,14 +42,21 @@ class WaitingBatch:
         """Whether it may begin so late, and would be fuller."""
         return self.latest_s is not None and not self.is_full and start_s <= self.latest_s
 
-    def can_follow(self, start_s: float) -> bool:
+    def can_follow(self, start_s: float, others_s: Iterable[float] = ()) -> bool:
         """Whether it may go there behind one of its service, to begin so late: it is full, so that
         it gains nothing by waiting, and has as much time left as it takes, so that the one before
-        may take longer than expected.
+        may take longer than expected. So have others of which a request comes meanwhile.
+
+        Parameters
+        ----------
+        start_s
+            When it would begin.
+        others_s
+            Until when those of the other services there could begin, were they asked for now.
         """
         if self.latest_s is None or not self.is_full:
             return False
-        return start_s + self.seconds <= self.latest_s
+        return all(start_s + self.seconds <= latest_s for latest_s in (self.latest_s, *others_s))
 
 
 class FairQueue:
@@ -103,9 +110,12 @@ class FairQueue:
         chosen = min(ready, key=lambda each: (self._after_s(each), -each.priority))
         if not chosen.may_begin or self._is_kept_from(chosen):
             return None
-        # it owes nothing to those who let it go first
+        # they owe nothing to those who let them go first, and each other what they did
+        used_s = self._used_s[chosen.service]
         let_go = [self._used_s[each.service] for each in waiting if each not in ready]
-        self._used_s[chosen.service] = min([self._used_s[chosen.service], *let_go])
+        forgiven_s = used_s - min([used_s, *let_go])
+        for service in {each.service for each in ready}:
+            self._used_s[service] -= forgiven_s
         return chosen
 
     def _is_kept_from(self, batch: WaitingBatch) -> bool:

@@ -216,6 +216,21 @@ class ServerNode:
             return replace(batch, is_full=True)  # by waiting it gains nothing
         return batch
 
+    def latest_s(self, pool: PoolKey, now_s: float) -> float:
+        """Until when a full batch of a pool could begin, were it asked for now.
+
+        Parameters
+        ----------
+        pool
+            Which.
+        now_s
+            The time.
+        """
+        held, service = self._pools.get(pool), self.services.get(pool[0])
+        if held is None or service is None:
+            return inf
+        return now_s + service.slo.tolerance_s - held.queue.full_s()
+
     def n_waiting(self) -> int:
         """Requests in all its queues."""
         return sum(held.queue.n_queued for held in self._pools.values())

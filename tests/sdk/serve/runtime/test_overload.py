@@ -18,20 +18,22 @@ from potluck.serve.scheduling.replica_pools import Pool
 torch = pytest.importorskip("torch")
 SIZES = (1, 2, 4, 8, 16, 32)
 LIMITS_S = {"a": 0.3, "b": 1.0, "c": 0.5, "d": 1.0, "e": 1.0, "f": 0.48, "g": 0.4}
-LIMITS_S |= {"h": 0.4, "i": 0.3}
+LIMITS_S |= {"h": 0.4, "i": 0.3, "j": 0.75, "k": 0.15}
 SECONDS = {"a": (0.006, 0.004), "b": (0.012, 0.012), "c": (0.006, 0.004)}  # of a batch; of a row
 SECONDS |= {"d": (0.0, 0.005), "e": (0.02, 0.0025)}
 SECONDS |= {"f": (0.0233, 0.0016), "g": (0.0237, 0.0013)}
-SECONDS |= {"h": (0.002, 0.0001), "i": (0.001, 0.0005)}
+SECONDS |= {"h": (0.002, 0.0001), "i": (0.001, 0.0005), "j": (0.0, 0.042), "k": (0.0, 0.012)}
 PER_S = {"a": 90.0, "b": 18.0, "c": 90.0}  # what two devices can just do
 PER_S |= {"d": 200.0, "e": 320.0}  # besides
 PER_S |= {"h": 6150.0, "i": 1880.0}  # what one device can just do, without time to it and back
+PER_S |= {"j": 19.0, "k": 7.6}  # what one device can just do besides
 PER_S |= {"f": 216.0, "g": 178.0}  # what one device can just do, in full batches
 NAMES = ("a", "b", "c")
 DEVICES = ("one", "two")
 WAY_S = 0.002
 CHANCE = 0.1  # what batches take longer than was measured, in the mean
 LASTS_S = 10.0
+ENDS = ("in time", "late", "refused")
 
 
 class SerialDevice:
@@ -186,7 +188,7 @@ def test_short_batches_get_their_part_of_a_device_beside_long_ones(devices):
     for load in (0.5, 0.7):
         ends = opened.play(load * len(devices) / len(DEVICES))
         for name in ("d", "e"):
-            asked = sum(ends[name, end] for end in ("in time", "late", "refused"))
+            asked = sum(ends[name, end] for end in ENDS)
             assert ends[name, "in time"] >= 0.99 * asked
     opened.dispatch.close()
 
@@ -197,7 +199,7 @@ def test_small_batches_of_one_leave_the_others_their_part_however_urgent_it_is(p
     opened = SerialHome(priority, names=("f", "g"), devices=DEVICES[:1])
     ends = opened.play(0.6)
     for name in ("f", "g"):
-        asked = sum(ends[name, end] for end in ("in time", "late", "refused"))
+        asked = sum(ends[name, end] for end in ENDS)
         assert ends[name, "in time"] >= 0.99 * asked
     ends = opened.play(3.0)
     if max(priority.values(), default=0) < 2:
@@ -215,6 +217,15 @@ def test_a_device_has_no_time_without_a_batch_in_overload(names, priority):
         ends = opened.play(load, lasts_s=2.0)
         worth_s = sum(ends[name, "in time"] / PER_S[name] for name in names)
         assert worth_s * (1 + CHANCE) >= 2.0
+    opened.dispatch.close()
+
+
+@pytest.mark.parametrize("priority", [{}, {"k": 1}, {"k": 2}])
+def test_batches_that_follow_each_other_leave_others_the_time_that_their_limits_need(priority):
+    """Two long ones take longer than the others may wait."""
+    opened = SerialHome(priority, 2.0, names="jk", devices=DEVICES[:1])
+    ends = opened.play(0.4, lasts_s=60.0)
+    assert ends["k", "in time"] >= 0.97 * sum(ends["k", end] for end in ENDS)
     opened.dispatch.close()
 
 

@@ -71,10 +71,19 @@ def test_who_can_wait_for_a_fuller_batch_lets_full_ones_and_urgent_ones_go_first
     assert turns.next([first, full, waits("d", latest_s=9.0)], 0.0) is first  # after both of them
 
 
+def test_those_whom_another_one_lets_go_first_take_turns_with_each_other():
+    first = waits("a", priority=1, latest_s=99.0)
+    full = [waits(name, latest_s=99.0, is_full=True) for name in "bcd"]
+    assert order(FairQueue(at_once=1), [first, *full[:2]], 6) == "bcbcbc"
+    assert order(FairQueue(at_once=1), [first, *full], 6) == "bcdbcd"
+
+
 def test_who_follows_another_one_is_full_and_has_as_much_time_left_as_it_takes():
     full = waits("a", latest_s=3.0, is_full=True)
     assert full.can_follow(2.0)
     assert not full.can_follow(2.1)
+    assert full.can_follow(1.0, [2.0, 9.0])
+    assert not full.can_follow(1.1, [9.0, 2.0])  # another one could not be met after it
     assert not replace(full, is_full=False).can_follow(0.0)
     assert not waits("text", is_full=True).can_follow(0.0)
 
