@@ -187,7 +187,8 @@ def pools_alive(pools: Iterable[LoadedPool]) -> Iterator[LoadedPool]:
         alive = tuple(x for x in held.loaded if not x.is_lost and not x.is_leaving)
         if alive:
             n_replicas = -(-held.pool.n_replicas * len(alive) // len(held.loaded))
-            yield LoadedPool(Pool(held.pool.allocation, n_replicas, held.pool.way), alive)
+            pool = replace(held.pool, n_replicas=n_replicas, n_devices=len(alive))
+            yield LoadedPool(pool, alive)
 
 
 def least_busy(

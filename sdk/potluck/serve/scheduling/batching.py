@@ -137,6 +137,7 @@ class Batcher:
         self.early_drop = early_drop
         self.alone_s = tuple(alone_s) or self.batch_s
         self.by_turns = by_turns
+        self._own_s = self.alone_s if by_turns else self.batch_s  # of one that begins
         self._pace = LearnedPace()
         # of each replica that computes, when it is expected to be idle
         self._until_s = dict.fromkeys(busy, 0.0)
@@ -171,7 +172,7 @@ class Batcher:
             priority=first.priority,
             seconds=self._pace.mean * self.alone_s[n_rows],
             latest_s=first.deadline_s - self.full_s(first.work),
-            is_full=n_rows == self.largest,
+            is_full=self.is_full,
             may_begin=bool(self._idle()),
         )
 
@@ -189,7 +190,12 @@ class Batcher:
         """Expected seconds until a request that came now would start."""
         return max(0.0, self._start_s(now_s) - now_s)
 
-    def finish_s(self, now_s: float, work: float = 1.0) -> float:
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a full batch that waits."""
+        return len(self._queue) >= self.largest
+
+    def finish_s(self, now_s: float, work: float = 1.0, beside_frac: float = 1.0) -> float:
         """When a request that came now would be done at the latest, if none more urgent follows.
 
         One that must wait is expected in a full batch, since others may join it.
@@ -200,13 +206,19 @@ class Batcher:
             The time.
         work
             Of the request, see `Request`.
+        beside_frac
+            Of what `batch_s` expects to be computed beside each batch, the part that is.
         """
-        start_s = self._start_s(now_s)
+        start_s = self._start_s(now_s, beside_frac)
         if start_s > now_s:
-            return start_s + self._pace.safe * self.batch_s[self.largest] * work
-        return start_s + self.batch_s[len(self._queue) % self.largest + 1] * work
+            return start_s + self._pace.safe * self._beside_s(self.largest, beside_frac) * work
+        return start_s + self._beside_s(len(self._queue) % self.largest + 1, beside_frac) * work
 
-    def _start_s(self, now_s: float) -> float:
+    def _beside_s(self, n_rows: int, beside_frac: float) -> float:
+        alone_s = self.alone_s[n_rows]
+        return alone_s + beside_frac * (self.batch_s[n_rows] - alone_s)
+
+    def _start_s(self, now_s: float, beside_frac: float = 1.0) -> float:
         if not self.n_replicas:
             return inf
         n_batches = len(self._queue) // self.largest
@@ -215,7 +227,7 @@ class Batcher:
             return free_s[0]
         turns, replica = divmod(n_batches, self.n_replicas)
         mean_work = self._queued_work / len(self._queue)
-        full_s = self._pace.mean * self.batch_s[self.largest]
+        full_s = self._pace.mean * self._beside_s(self.largest, beside_frac)
         return free_s[replica] + turns * full_s * mean_work
 
     def _free_s(self, now_s: float) -> list[float]:
@@ -241,7 +253,7 @@ class Batcher:
             case QueueTick() | ReplicaTurn():
                 pass
         if self.early_drop:  # who can no longer be met hears it now, not when a replica is idle
-            self._give_back(late(self._in_order(), now_s, self.batch_s[1], 1), now_s, actions)
+            self._give_back(late(self._in_order(), now_s, self._own_s[1], 1), now_s, actions)
         if isinstance(event, ReplicaTurn):
             self._start(max(now_s, event.start_s), event.n_sharing, actions)
         else:
@@ -283,13 +295,13 @@ class Batcher:
             return
         if batch := self._batch(start_s, self._share(n_sharing), actions):
             work, replica = max(request.work for request in batch), idle[0]
-            seconds = (self.alone_s if self.by_turns else self.batch_s)[len(batch)] * work
+            seconds = self._own_s[len(batch)] * work
             self._until_s[replica] = start_s + self._pace.mean * seconds
             actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> list[int]:
         """Replicas that may start a batch; by turns, also those that a full one would follow to."""
-        may_follow = self.by_turns and len(self._queue) >= self.largest
+        may_follow = self.by_turns and self.is_full
         n_places = AT_ONCE * self.n_replicas if may_follow else self.n_replicas
         return [replica for replica in range(n_places) if replica not in self._until_s]
 
@@ -313,7 +325,7 @@ class Batcher:
 
     def _batch(self, now_s: float, most: int, actions: list[Action]) -> list[Request]:
         """The most urgent requests that can still be met; the others are given back."""
-        seconds = self.batch_s[1] if self.early_drop else 0.0
+        seconds = self._own_s[1] if self.early_drop else 0.0
         self._give_back(late(self._in_order(), now_s, seconds, most), now_s, actions)
         first = [*islice(self._in_order(), most)]
         if self.early_drop:

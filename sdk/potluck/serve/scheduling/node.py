@@ -305,7 +305,7 @@ class ServerNode:
         if request.fps:
             free = held.ledger.free_fps(request.fps) if held.ledger else 0.0
             return LocalOption(held.pool.way, inf, free)
-        finish_s = held.queue.finish_s(now_s, request.work)
+        finish_s = self._finish_s(held, request, now_s)
         held.refuses |= finish_s > now_s + self.services[request.service].slo.tolerance_s
         return LocalOption(held.pool.way, finish_s)
 
@@ -313,7 +313,24 @@ class ServerNode:
         pools = [held for held in self._of_service[service] if held.pool.way is way]
         if len(pools) == 1:
             return pools[0]
-        return min(pools, key=lambda held: held.queue.finish_s(now_s, request.work))
+        return min(pools, key=lambda held: self._finish_s(held, request, now_s))
+
+    def _finish_s(self, held: _Held, request: Request, now_s: float) -> float:
+        return held.queue.finish_s(now_s, request.work, self._beside_frac(held))
+
+    def _beside_frac(self, held: _Held) -> float:
+        """By turns, of the batches that its own were expected beside those that are there: its own
+        on the same device, and full ones of other services, which wait there, too.
+        """
+        pool = held.pool
+        n_expected = pool.allocation.replicas - 1
+        if not self.by_turns or not n_expected:
+            return 1.0
+        n_beside = -(-pool.n_replicas // pool.n_devices) - 1
+        for each in self._pools.values():
+            is_there = each.pool.allocation.variant.kind == pool.allocation.variant.kind
+            n_beside += each is not held and is_there and each.queue.is_full
+        return min(1.0, n_beside / n_expected)
 
     def _hand_on(
         self, request: Request, server: str, fps: float, now_s: float, actions: list[Action]

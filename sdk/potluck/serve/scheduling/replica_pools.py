@@ -12,11 +12,12 @@ PoolKey = tuple[str, str, Way]  # service, kind of processor, way
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replicas that a server has."""
+    """Replicas that a server has, on so many devices of their own."""
 
     allocation: Allocation
     n_replicas: int
     way: Way = Way.ALONE
+    n_devices: int = 1
 
     @property
     def key(self) -> PoolKey:

@@ -1,6 +1,7 @@
 """A server's decisions together: whole traces, changes of placement, losses, frames."""
 
 from collections import Counter
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
@@ -63,6 +64,29 @@ def node(view=None, pools=(BIRD_POOL, CAMERA_POOL), policy=OURS, **changes):
 
 def kinds(actions):
     return [type(action).__name__ for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("n_replicas", "n_devices", "n_cats", "is_taken"),
+    [(1, 1, 0, True), (1, 1, 31, True), (1, 1, 32, False), (2, 1, 0, False), (2, 2, 0, True)],
+)
+def test_by_turns_a_batch_is_expected_beside_those_that_are_there(
+    n_replicas, n_devices, n_cats, is_taken
+):
+    """A row takes 0.02 s alone, and 0.04 beside another batch; cats go together by 32."""
+    pools = []
+    for name in ("birds", "cats"):
+        alone = allocation(service(name))
+        both = replace(alone, replicas=2, batch_s=tuple(2 * each for each in alone.batch_s))
+        pools.append(Pool(both, n_replicas, n_devices=n_devices))
+    local = ServerNode(
+        "a", {"birds": BIRDS, "cats": service("cats")}, NoView(), Random(0), by_turns=True
+    )
+    local.handle(Placed(tuple(pools)), 0.0)
+    for number in range(1, n_cats + 1):
+        assert local.handle(RequestArrived(request(number, name="cats")), 0.0) == []
+    actions = local.handle(RequestArrived(request(0, limit_s=0.03)), 0.0)
+    assert kinds(actions) == ([] if is_taken else ["RefuseRequest"])
 
 
 def test_a_request_is_computed_here():
