@@ -1,5 +1,7 @@
 """A connection over HTTP whose client may close its own side, and still gets its answers."""
 
+import asyncio
+
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SAYS_NO_MORE = "potluck.says_no_more"  # in the scope of a request whose client closed its side
@@ -13,6 +15,13 @@ class HttpConnection(H11Protocol):
     """
 
     _says_no_more = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody is there. What the system does not take at once is waited for: TLS would keep
+        512 KiB, which are lost if they are not read before the connection counts as silent.
+        """
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1, low=0)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client has closed its side; whether ours stays open."""

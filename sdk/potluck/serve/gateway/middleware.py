@@ -172,7 +172,9 @@ def _refusal(status: int, text: str) -> Application:
 
 
 def _pieces(message: Message) -> list[Message]:
-    """A long body in pieces: so its reader is waited for in between."""
+    """A long body in pieces: so its reader is waited for in between, and after the last one, by an
+    empty piece. Else it would count as answered while much of it is not sent yet.
+    """
     body = message.get("body", b"")
     if len(body) <= PIECE_BYTES:
         return [message]
@@ -180,5 +182,4 @@ def _pieces(message: Message) -> list[Message]:
     pieces: list[Message] = [
         {**message, "body": body[at : at + PIECE_BYTES], "more_body": True} for at in begins
     ]
-    pieces[-1]["more_body"] = message.get("more_body", False)
-    return pieces
+    return [*pieces, {**message, "body": b""}]

@@ -1,5 +1,6 @@
 """Clients of the entrance that close their own side of a connection, and still read."""
 
+import asyncio
 import json
 import socket
 
@@ -10,7 +11,9 @@ import potluck
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("potluck.serve.gateway.server")
+uvicorn = pytest.importorskip("uvicorn")
+ServerState = pytest.importorskip("uvicorn.server").ServerState
+HttpConnection = pytest.importorskip("potluck.serve.gateway.http_connection").HttpConnection
 ROW = {"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}
 
 
@@ -29,6 +32,30 @@ def gateway(net):
         home.serve(model, "camera", slo=slo).wait()
         with home.gateway() as opened:
             yield opened
+
+
+class Full(asyncio.Transport):
+    """A connection of which the system takes nothing more; what is written is kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.limits = ()
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        self.limits = high, low
+
+
+def test_the_last_byte_that_the_system_does_not_take_is_waited_for():
+    """TLS kept 512 KiB, and they were lost where they were not read in the time of a silence."""
+    transport = Full()
+
+    async def come():
+        config = uvicorn.Config(lambda: None, log_config=None)
+        connection = HttpConnection(config, ServerState(), {})
+        connection.connection_made(transport)
+
+    asyncio.run(come())
+    assert transport.limits == (1, 0)
 
 
 def request(path, body, version="1.1", **headers):

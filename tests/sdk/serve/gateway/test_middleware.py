@@ -62,6 +62,30 @@ def test_a_long_answer_is_the_same_in_pieces(n):
     assert keeper.told == ["asked", "answered"]
 
 
+def test_a_long_answer_is_one_when_its_last_piece_is_read():
+    """By HTTPS, who read less than 52 kB a second lost up to half a MiB of its end."""
+    keeper, sent, unread = Keeper(), [], asyncio.Semaphore(1)
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            await unread.acquire()  # as a server: of the pieces before this one
+
+    async def read_all():
+        body = bytes(3 * PIECE_BYTES)
+        within = RequestGuard(answering(body), keeper, BodyBudget(0), None)
+        under_way = asyncio.ensure_future(within(scope(), nothing, send))
+        for n_read in range(1, 4):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert (len(sent), keeper.told) == (n_read + 1, ["asked"])
+            unread.release()
+        await under_way
+
+    asyncio.run(read_all())
+    assert keeper.told == ["asked", "answered"]
+
+
 def test_who_does_not_read_its_answer_is_disconnected(monkeypatch):
     monkeypatch.setattr(middleware, "PIECE_S", 0.01)
     keeper = Keeper()
