@@ -216,6 +216,17 @@ class ServerNode:
             return replace(batch, is_full=True)  # by waiting it gains nothing
         return batch
 
+    def must_follow(self, pool: PoolKey) -> bool:
+        """Whether each replica of a pool computes: what begins now follows another batch.
+
+        Parameters
+        ----------
+        pool
+            Which.
+        """
+        held = self._pools.get(pool)
+        return held is not None and held.queue.n_running >= held.queue.n_replicas
+
     def latest_s(self, pool: PoolKey, now_s: float) -> float:
         """Until when a full batch of a pool could begin, were it asked for now.
 

@@ -7,7 +7,8 @@ from tests.sdk.serve.serving import server, service, stream_service
 from tests.sdk.serve.simulate.test_simulation import scenario
 
 from potluck.serve.baselines.schemes import OURS, SCHEMES
-from potluck.serve.scheduling.records import Latency, Request
+from potluck.serve.scheduling.placement import Placement
+from potluck.serve.scheduling.records import Latency, Replica, Request
 from potluck.serve.simulate.engine import simulate
 from potluck.serve.simulate.serial_servers import SerialServing
 
@@ -24,8 +25,8 @@ class Told(SerialServing):
         super().batch_done(index, start, now_s)
 
 
-def outcome_of(found, scheme=OURS):
-    playing = Told(found, scheme)
+def outcome_of(found, scheme=OURS, placement=None):
+    playing = Told(found, scheme, None, placement)
     return playing.ended, playing.run()
 
 
@@ -49,6 +50,22 @@ def test_by_hand_rows_that_came_meanwhile_are_computed_together():
     ]
     ended, outcome = outcome_of(scenario(requests, [service("a")], [server("s")]))
     assert ended == [("a", 1, 0.02), ("a", 2, 0.05)]
+    assert outcome.satisfied == 3
+
+
+def test_by_hand_a_full_batch_does_not_follow_where_another_service_could_not_wait_for_both():
+    """0.2 s each, and 0.02 s for one that must be answered within 0.3 s."""
+    long = service("long", Latency(0.75), fixed_s=0.0, item_s=0.2)
+    urgent = service("urgent", Latency(0.3))
+    requests = [("s", Request(n, "long", 0.0, 0.75)) for n in range(2)]
+    requests.append(("s", Request(2, "urgent", 0.1, 0.4)))
+    both = tuple(
+        Replica(service=name, kind="gpu", processors=(("s", 0),)) for name in ("long", "urgent")
+    )
+    placement = Placement(replicas=both, satisfied_per_s=3.0)
+    found = scenario(requests, [long, urgent], [server("s")])
+    ended, outcome = outcome_of(found, placement=placement)
+    assert ended == [("long", 1, 0.2), ("urgent", 1, 0.22), ("long", 1, 0.42)]
     assert outcome.satisfied == 3
 
 
