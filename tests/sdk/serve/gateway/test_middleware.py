@@ -64,7 +64,8 @@ def test_a_long_answer_is_the_same_in_pieces(n):
 
 def test_a_long_answer_is_one_when_its_last_piece_is_read():
     """By HTTPS, who read less than 52 kB a second lost up to half a MiB of its end."""
-    keeper, sent, unread = Keeper(), [], asyncio.Semaphore(1)
+    keeper, sent = Keeper(), []
+    unread = asyncio.Semaphore(1)
 
     async def send(message):
         if message["type"] == "http.response.body":
