@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from random import Random
@@ -287,8 +287,7 @@ class Dispatch:
         """All that follows from what happens inside is done, and whoever has a turn begins; then
         callers get their answers.
         """
-        settled: list[Callable[[], None]] = []
-        with self._lock:
+        with ExitStack() as after, self._lock:
             self._depth += 1
             try:
                 yield
@@ -296,10 +295,8 @@ class Dispatch:
                     pass
             finally:
                 self._depth -= 1
-                if not self._depth:
-                    settled, self._settled = self._settled, []
-        for give in settled:
-            self._later(give)
+                while not self._depth and self._settled:
+                    after.callback(self._later, self._settled.pop())  # the last one is called first
 
     def _handle(self, event: Event, begins: Begins | None = None) -> None:
         """Have an event handled, and then what its actions lead to: one after the other, never one

@@ -238,6 +238,18 @@ def test_the_next_batch_is_on_its_way_before_callers_get_their_answers():
     assert asked[0][0].future.done()
 
 
+def test_answers_that_are_there_are_given_in_their_order_whatever_fails_then(monkeypatch):
+    home, order = ScriptedHome(lambda device, x: None, fast=("a",), slow=()), []
+    home.ask(0.0)
+    asked = [home.ask(float(number)) for number in range(1, 5)]
+    for number, (pending, _) in enumerate(asked):
+        pending.future.add_done_callback(lambda _, number=number: order.append(number))
+    home.calls.pop().future.set_result(torch.zeros(1, 1))
+    monkeypatch.setattr(home.dispatch.turns, "give", lambda offered: 1 / 0)
+    home.go_on()
+    assert order == [0, 1, 2, 3]
+
+
 def test_rows_before_one_that_is_refused_keep_nobody_waiting():
     home = ScriptedHome(lambda device, x: None, fast=("a",), slow=())
     home.ask(1.0)
