@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from potluck import units
-from potluck.errors import NotServed, PotluckError, ProtocolError, UserError
+from potluck.errors import NotServed, PotluckError, ProtocolError, UserError, WorkerFailed
 from potluck.run.tensors import padded
 from potluck.serve.runtime.argument_checks import own_limit_s
 from potluck.serve.runtime.loaded_model import BatchProgram, Computing, Loaded
@@ -28,7 +28,7 @@ from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck_wire.documents import dump
 from potluck_wire.limits import MAX_ASKS_PER_S, MAX_LIMIT_S, MIN_RUN_S
-from potluck_wire.messages import GrantService, RefusalCode
+from potluck_wire.messages import FailureCause, GrantService, RefusalCode
 from potluck_wire.version import ASK_ROWS, GRANTS, PARTS
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 GRANT_S = 60.0  # that a grant is for: so long members may still ask each other without a notebook
 RENEW_S = 20.0  # between renewals
+# why a device does not answer that has a model no more, or not the one that was asked for
+PLACED_ANEW = (RefusalCode.NOT_GRANTED, RefusalCode.UNKNOWN_RUN, FailureCause.CANCELLED)
 
 
 GrantName = tuple[str, str]  # the device that has it, and the service's name there
@@ -144,8 +146,26 @@ class AskedRows:
         ----------
         answer
             Makes what the caller gets of the outputs.
+
+        Raises
+        ------
+        NotServed
+            It was refused; or its device has the model no more, which the home has placed anew.
+        PotluckError
+            As for `wait`.
         """
-        outputs, found = self.wait(), self._answer.result()
+        try:
+            outputs, found = self.wait(), self._answer.result()
+        except WorkerFailed as error:
+            if error.facts.get("cause") not in PLACED_ANEW:
+                raise
+            raise NotServed(
+                f"{error.device}: the home has placed its services anew.",
+                next_step="Ask again, or another device.",
+                reason=RefusalCode.UNKNOWN_RUN,
+                limit_s=None,
+                soonest_s=None,
+            ) from error
         return RoutedAnswer(answer(outputs), found.path, found.hops_s)
 
 

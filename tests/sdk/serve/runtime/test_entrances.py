@@ -10,15 +10,17 @@ from tests.sdk.serve.runtime.conftest import standing_still
 from tests.timeouts import TIMEOUT_S
 
 import potluck
-from potluck.errors import NotServed, ProtocolError, UserError
+from potluck.errors import NotServed, ProtocolError, RequestFailed, UserError, WorkerFailed
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.entrances import AskedRows
 from potluck.serve.runtime.measure import measure
 from potluck.serve.scheduling.records import BatchTimes
 from potluck.sessions.events import ServiceAnswer
+from potluck.sessions.failures import not_answered
 from potluck.testing.faults import memory_of
 from potluck.testing.internals import serving_of
 from potluck.testing.memory import memory_home
+from potluck_wire.messages import AskEnded, FailureCause, RefusalCode
 
 torch = pytest.importorskip("torch")
 LIMIT_S = 20.0
@@ -75,6 +77,25 @@ def test_who_handed_a_request_on_is_not_blamed_alone_for_what_is_no_answer(path,
     with pytest.raises(error, match="int8") as raised:
         asked.wait()
     assert all(device in str(raised.value) for device in path)
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        (FailureCause.CANCELLED, NotServed),
+        (RefusalCode.UNKNOWN_RUN, NotServed),
+        (RefusalCode.NOT_GRANTED, NotServed),
+        (FailureCause.CRASHED, WorkerFailed),
+        (FailureCause.INPUT, RequestFailed),
+    ],
+)
+def test_who_asks_a_device_is_refused_where_its_model_was_placed_anew(cause, error):
+    """As it hears it of the device itself."""
+    answer = Future()
+    answer.set_exception(not_answered("a", AskEnded(code=cause, text="why", path=("a",))))
+    with pytest.raises(error) as raised:
+        AskedRows(None, {}, 1, answer, ["a"]).routed(list)
+    assert type(raised.value) is error
 
 
 def uneven(monkeypatch, *steps_s):
