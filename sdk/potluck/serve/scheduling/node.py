@@ -34,7 +34,7 @@ from potluck.serve.scheduling.events import (
 )
 from potluck.serve.scheduling.fair_queueing import WaitingBatch
 from potluck.serve.scheduling.frame_streams import StreamLedger
-from potluck.serve.scheduling.known_servers import View
+from potluck.serve.scheduling.known_servers import NoView, View
 from potluck.serve.scheduling.records import Request, ServerState, ServiceSpec, ServiceState
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 from potluck_wire import request_handler
@@ -331,11 +331,12 @@ class ServerNode:
 
     def _beside_frac(self, held: _Held) -> float:
         """By turns, of the batches that its own were expected beside those that are there: its own
-        on the same device, and full ones of other services, which wait there, too.
+        on the same device, and full ones of other services, which wait there, too. Where another
+        server can be asked, all: that one may be quicker.
         """
         pool = held.pool
         n_expected = pool.allocation.replicas - 1
-        if not self.by_turns or not n_expected:
+        if not self.by_turns or not n_expected or not isinstance(self.view, NoView):
             return 1.0
         n_beside = -(-pool.n_replicas // pool.n_devices) - 1
         for each in self._pools.values():

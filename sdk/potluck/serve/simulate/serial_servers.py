@@ -96,7 +96,7 @@ class SerialServing(ServingSimulation):
     def _give_turn(self, index: int, now_s: float) -> bool:
         """Give one turn; whether there was one to give."""
         node, start_s = self.nodes[index], max(now_s, self._free_s[index])
-        offered = {key: self._offered(index, key, start_s, now_s) for key in node.pools()}
+        offered = {key: self._offered(index, key, now_s) for key in node.pools()}
         waiting = {key: batch for key, batch in offered.items() if batch is not None}
         if (chosen := self.turns[index].next([*waiting.values()], start_s)) is None:
             return False
@@ -107,15 +107,15 @@ class SerialServing(ServingSimulation):
         super()._follow(index, actions, now_s)
         return True
 
-    def _offered(
-        self, index: int, key: PoolKey, start_s: float, now_s: float
-    ) -> WaitingBatch | None:
-        """What a pool would compute next; it follows another one of the pool only where it can."""
+    def _offered(self, index: int, key: PoolKey, now_s: float) -> WaitingBatch | None:
+        """What a pool would compute next. None of its batches follows another one as on devices:
+        there is no way to a processor, during which it would have no time without.
+        """
         node = self.nodes[index]
-        if (batch := node.waiting(key, now_s)) is None or not node.must_follow(key):
+        batch = node.waiting(key, now_s)
+        if batch is None or not node.must_follow(key):
             return batch
-        others_s = (node.latest_s(other, now_s) for other in node.pools() if other != key)
-        return replace(batch, may_begin=batch.may_begin and batch.can_follow(start_s, others_s))
+        return replace(batch, may_begin=False)
 
     # --- streams
 

@@ -67,11 +67,18 @@ def kinds(actions):
 
 
 @pytest.mark.parametrize(
-    ("n_replicas", "n_devices", "n_cats", "is_taken"),
-    [(1, 1, 0, True), (1, 1, 31, True), (1, 1, 32, False), (2, 1, 0, False), (2, 2, 0, True)],
+    ("n_replicas", "n_devices", "n_cats", "view", "does"),
+    [
+        (1, 1, 0, NoView(), []),
+        (1, 1, 31, NoView(), []),
+        (1, 1, 32, NoView(), ["RefuseRequest"]),
+        (2, 1, 0, NoView(), ["RefuseRequest"]),
+        (2, 2, 0, NoView(), []),
+        (1, 1, 0, Others("b"), ["HandOn"]),
+    ],
 )
 def test_by_turns_a_batch_is_expected_beside_those_that_are_there(
-    n_replicas, n_devices, n_cats, is_taken
+    n_replicas, n_devices, n_cats, view, does
 ):
     """A row takes 0.02 s alone, and 0.04 beside another batch; cats go together by 32."""
     pools = []
@@ -80,13 +87,13 @@ def test_by_turns_a_batch_is_expected_beside_those_that_are_there(
         both = replace(alone, replicas=2, batch_s=tuple(2 * each for each in alone.batch_s))
         pools.append(Pool(both, n_replicas, n_devices=n_devices))
     local = ServerNode(
-        "a", {"birds": BIRDS, "cats": service("cats")}, NoView(), Random(0), by_turns=True
+        "a", {"birds": BIRDS, "cats": service("cats")}, view, Random(0), by_turns=True
     )
     local.handle(Placed(tuple(pools)), 0.0)
     for number in range(1, n_cats + 1):
         assert local.handle(RequestArrived(request(number, name="cats")), 0.0) == []
     actions = local.handle(RequestArrived(request(0, limit_s=0.03)), 0.0)
-    assert kinds(actions) == ([] if is_taken else ["RefuseRequest"])
+    assert kinds(actions) == does
 
 
 def test_a_request_is_computed_here():

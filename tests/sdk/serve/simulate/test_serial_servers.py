@@ -53,8 +53,8 @@ def test_by_hand_rows_that_came_meanwhile_are_computed_together():
     assert outcome.satisfied == 3
 
 
-def test_by_hand_a_full_batch_does_not_follow_where_another_service_could_not_wait_for_both():
-    """0.2 s each, and 0.02 s for one that must be answered within 0.3 s."""
+def test_by_hand_a_full_batch_does_not_follow_another_one_of_its_service():
+    """0.2 s each, and 0.02 s for one that comes meanwhile."""
     long = service("long", Latency(0.75), fixed_s=0.0, item_s=0.2)
     urgent = service("urgent", Latency(0.3))
     requests = [("s", Request(n, "long", 0.0, 0.75)) for n in range(2)]
