@@ -88,6 +88,7 @@ def kill_in_turn(agents, names, stop):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(SOAK_S + 6 * TIMEOUT_S)
 def test_agents_are_killed_for_minutes_and_each_request_ends_once(record_property):
     torch.manual_seed(0)
     torch.set_num_threads(1)
