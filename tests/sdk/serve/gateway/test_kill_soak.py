@@ -29,7 +29,7 @@ class Client(threading.Thread):
     """Asks one request after the other, each with a number of its own, until it is told to stop."""
 
     def __init__(self, port, net, number, stop):
-        super().__init__(name=f"client {number}")
+        super().__init__(name=f"client {number}", daemon=True)
         self._port, self._net = port, net
         self._number, self._stop_asking = number, stop
         self.ends = Counter()
