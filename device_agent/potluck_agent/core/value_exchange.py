@@ -109,8 +109,7 @@ class ValueExchange:
         step = workspace.incoming.begin(
             key, message, data, about, sink=False, now_s=now_s, may_wait=may_wait
         )
-        workspace.n_moved += 1  # what is refused is nothing that gets on
-        workspace.work.apply(step, now_s)
+        workspace.takes(step, now_s)
 
     def _about(self, workspace: Workspace, key: str, value: Value) -> Hashable:
         """What this value belongs to; None, and its sender knows, where it is here already."""
@@ -130,9 +129,7 @@ class ValueExchange:
             header = {name: getattr(message, name) for name in names}
             value = Value(**header, chunk_bytes=min(MAX_CHUNK_BYTES, max(1, message.nbytes)))
             if (about := self._about(workspace, key, value)) is not None:
-                step = workspace.incoming.offer(key, value, about, now_s)
-                workspace.n_moved += 1
-                workspace.work.apply(step, now_s)
+                workspace.takes(workspace.incoming.offer(key, value, about, now_s), now_s)
         except Unwanted as unwanted:
             self._reject(key, message.transfer, unwanted.code, str(unwanted))
         except WireError as error:
@@ -147,9 +144,7 @@ class ValueExchange:
             return
         for workspace in self._workspaces:
             if workspace.incoming.awaits(key, message.transfer):
-                workspace.n_moved += 1
-                step = workspace.incoming.chunk(key, message, buffers[0])
-                workspace.work.apply(step, now_s)
+                workspace.takes(workspace.incoming.chunk(key, message, buffers[0]), now_s)
                 return
 
     def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:

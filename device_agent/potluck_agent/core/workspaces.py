@@ -14,7 +14,7 @@ from potluck_agent.core.events import DONE, MOVES, Buffer, FromDisk, PeerDevice,
 from potluck_agent.core.grants import GrantTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.receive_buffers import ChunkOutcome, ReceiveBuffers
 from potluck_agent.core.request_engine import RequestEngine
 from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.sessions import NotebookSession
@@ -79,6 +79,11 @@ class Workspace:
     def is_busy(self) -> bool:
         """Whether anything is computed or executed."""
         return self.work.busy or self.worker.is_working
+
+    def takes(self, step: ChunkOutcome, now_s: float) -> None:
+        """Some of a value came in. What is refused is not told here: it is nothing that gets on."""
+        self.n_moved += 1
+        self.work.apply(step, now_s)
 
     def receive(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
         """Its worker said something. WireError where that cannot be."""
@@ -217,9 +222,8 @@ class Workspaces:
         if event.state != MOVES:
             self._cache.end(event.ticket, is_whole=event.state == DONE)
         if (own := self.of_worker(event.worker)) is not None:
-            own.n_moved += 1
             own.worker.moved(now_s)
-            own.work.apply(own.incoming.from_disk(event), now_s)
+            own.takes(own.incoming.from_disk(event), now_s)
 
     def distrust(self, key: str) -> None:
         """Nothing is kept for this notebook any more."""

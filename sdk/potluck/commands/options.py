@@ -6,6 +6,20 @@ HIGHEST_PORT = 65535
 MOST_WAIT_S = 3600.0
 
 
+def is_port(text: str) -> bool:
+    """Whether it is a port, or 0 for any.
+
+    Parameters
+    ----------
+    text
+        As it was given.
+
+    >>> is_port("8080"), is_port("0"), is_port("65536"), is_port("")
+    (True, True, False, False)
+    """
+    return text.isascii() and text.isdecimal() and int(text) <= HIGHEST_PORT
+
+
 def port(text: str) -> int:
     """A port to listen at; 0: any.
 
@@ -19,7 +33,7 @@ def port(text: str) -> int:
     ArgumentTypeError
         There is no such port.
     """
-    if not (text.isascii() and text.isdecimal() and int(text) <= HIGHEST_PORT):
+    if not is_port(text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: a port from 1 to {HIGHEST_PORT} is expected, or 0 for any"
         )

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.commands.options import is_port
 from potluck.errors import UserError
 from potluck.serve.runtime.argument_checks import check_service_name
 
@@ -111,7 +112,7 @@ def _interrupt(*_: object) -> None:
 
 def _place(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not is_port(port):
         raise UserError(f"--http takes HOST:PORT, got {text!r}.", next_step=f"--http {HTTP}")
     return host.strip(" []") or "127.0.0.1", int(port)
 

@@ -73,6 +73,8 @@ class CurveLink(SessionLink):
     # --- the thread -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
+        if self._is_own_thread:  # which looks before it sleeps
+            return
         with self._waking, suppress(OSError):  # a full pipe wakes it as well
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")

@@ -92,8 +92,7 @@ class SessionLink(ABC):
             self._futures[ticket] = future
             self._submitted.append(replace(event, ticket=ticket))
         future.add_done_callback(lambda done: self._abandoned(ticket, done))
-        if not self._is_own_thread:
-            self._wake()
+        self._wake()
         return future
 
     def notify(self, event: Event) -> None:

@@ -121,13 +121,8 @@ class AskedRows:
                 raise
             # who passes an answer on does not know its type, and may be honest
             way = ", ".join(found.path)
-            raise NotServed(
-                f"{way}: one of them sent what is no output ({error}).",
-                next_step="Ask again, or another device.",
-                reason=RefusalCode.STATE,
-                limit_s=None,
-                soonest_s=None,
-            ) from error
+            text = f"{way}: one of them sent what is no output ({error})."
+            raise _refusal(text, RefusalCode.STATE) from error
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -159,14 +154,14 @@ class AskedRows:
         except WorkerFailed as error:
             if error.facts.get("cause") not in PLACED_ANEW:
                 raise
-            raise NotServed(
-                f"{error.device}: the home has placed its services anew.",
-                next_step="Ask again, or another device.",
-                reason=RefusalCode.UNKNOWN_RUN,
-                limit_s=None,
-                soonest_s=None,
-            ) from error
+            text = f"{error.device}: the home has placed its services anew."
+            raise _refusal(text, RefusalCode.UNKNOWN_RUN) from error
         return RoutedAnswer(answer(outputs), found.path, found.hops_s)
+
+
+def _refusal(text: str, reason: str) -> NotServed:
+    step = "Ask again, or another device."
+    return NotServed(text, next_step=step, reason=reason, limit_s=None, soonest_s=None)
 
 
 class Entrances:
